@@ -37,7 +37,7 @@ def switched(values, **changes):
     "name, count",
     [
         ("small", 1_053_824), ("euler-10m", 9_876_736), ("euler-116m", 116_417_280),
-        ("gpt2-124m", 124_439_808),
+        ("gpt2-124m", 124_439_808), ("small-modern", 1_770_880),
     ],
 )  # fmt: skip
 def test_presets_have_the_parameters_they_promise(name, count):
@@ -55,7 +55,7 @@ def test_gpt2_has_the_tensors_of_gpt2():
 
 @pytest.mark.parametrize("config", PRESETS.values(), ids=PRESETS)
 def test_presets_have_the_width_the_rule_gives(config):
-    wanted = {"swiglu": 8 / 3 * config.dim, "gelu": 4 * config.dim}[config.mlp]
+    wanted = (8 / 3 if config.mlp == "swiglu" else 4) * config.dim
     assert config.hidden % 8 == 0 and 0 <= config.hidden - wanted < 8
 
 

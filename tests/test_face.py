@@ -27,6 +27,7 @@ from nanoeuler.training import sft
 from nanoeuler.training.checkpoint import read_record
 from nanoeuler.training.folder import read_metrics
 from nanoeuler.training.optim import AdamW
+from nanoeuler.training.train import RECIPES
 
 ROOT = Path(__file__).resolve().parents[1]
 STORY = ROOT / "data" / "river.txt"
@@ -456,7 +457,7 @@ def test_data_of_another_tokenizer_are_refused(base, tmp_path):
 CHANGED = {
     "steps": 2, "minutes": 3.5, "batch_size": 3, "accumulate": 2, "lr": 0.002, "seed": 7,
     "warmup": 1, "weight_decay": 0.25, "beta2": 0.9, "clip": 0.5,
-    "optimizer": "muon",
+    "optimizer": "muon", "momentum": 0.9,
 }  # fmt: skip
 
 
@@ -483,13 +484,52 @@ def test_every_setting_has_a_flag_that_reaches_the_run(tmp_path, folder):
     assert dataclasses.asdict(read_record(tuned).settings) == CHANGED
 
 
+SWITCHED = "--predict 1 --mlp relu2 --qk-norm --logit-cap 15 --init zero".split()
+SIZED = "--dim 32 --layers 1 --heads 2 --kv-heads 1 --context 32 --vocab-size 280".split()
+
+
+def test_the_switches_of_a_block_have_flags_that_reach_the_run(tmp_path):
+    line = ["train", "--data", str(STORY), "--steps", "1", "--batch-size", "2", *SIZED]
+    assert cli.main([*line, "--out", str(tmp_path / "run"), *SWITCHED]) == 0
+    config = read_record(tmp_path / "run").config
+    switched = dict(n_predict=1, mlp="relu2", qk_norm=True, logit_cap=15.0, init="zero")
+    assert {name: getattr(config, name) for name in switched} == switched
+    assert config.hidden == 4 * 32  # no gate any more
+
+
+def test_a_preset_brings_its_recipe_and_flags_come_before_it(tmp_path):
+    line = ["train", "--data", str(STORY), "--preset", "small-modern", "--steps", "1", *SIZED]
+    recipe = RECIPES["small-modern"]
+    assert cli.main([*line, "--out", str(tmp_path / "own")]) == 0
+    record = read_record(tmp_path / "own")
+    assert record.config.mlp == "relu2" and record.config.qk_norm
+    settings = dataclasses.asdict(record.settings)
+    wanted = dataclasses.asdict(recipe) | {"steps": 1, "lr": settings["lr"]}
+    assert settings == wanted and wanted["optimizer"] == "muon"
+    given = ["--optimizer", "adamw", "--weight-decay", "0.5", "--no-qk-norm"]
+    assert cli.main([*line, "--out", str(tmp_path / "other"), *given]) == 0
+    record = read_record(tmp_path / "other")
+    assert (record.settings.optimizer, record.settings.weight_decay) == ("adamw", 0.5)
+    assert not record.config.qk_norm
+    assert cli.main([*line, "--out", str(tmp_path / "own"), "--resume"]) == 0
+
+
+def test_another_activation_has_the_width_of_its_rule():
+    small = ne.PRESETS["small"]
+    assert api.resized(small, mlp="relu2").hidden == api.resized(small, mlp="gelu").hidden == 512
+    assert api.resized(small, mlp="relu2", dim=64).hidden == 256
+    assert api.resized(small, mlp="relu2", hidden=100).hidden == 100
+    assert api.resized(ne.PRESETS["small-modern"], mlp="swiglu").hidden == small.hidden
+    assert api.resized(ne.PRESETS["small-modern"], mlp="gelu", n_layers=2).hidden == 512
+
+
 def test_every_size_of_a_model_has_a_flag():
     fields = {field.name for field in dataclasses.fields(ne.ModelConfig)}
     sizes = {flags.FIELDS.get(name, name) for name in flags.SIZES}
     assert sizes <= fields
     # What is left: switches, of which most are no numbers, and what belongs to them.
-    others = {"n_predict", "step_size", "repeat", *CHOICES, *SCALES}
-    assert fields - sizes == others - {"sliding_window"}
+    others = {"step_size", "repeat", *CHOICES, *SCALES}
+    assert fields - sizes == others - {"sliding_window", "mlp", "qk_norm", "logit_cap", "init"}
 
 
 def test_the_help_names_what_there_is(capfd):

@@ -59,14 +59,21 @@ class Oracle:
         heads = heads.unflatten(-1, (-1, c.head_dim)).transpose(1, 2)  # (B, H + 2G, T, D)
         q, k, v = heads.split([c.n_heads, c.n_kv_heads, c.n_kv_heads], 1)
         if c.position == "rope":
-            q, k = self.rotated(q), self.rotated(k)
+            q, k = (self.rotated(self.head_norm(block, *each)) for each in (("q", q), ("k", k)))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.linear(f"{block}.wo", y.transpose(1, 2).flatten(2))
+
+    def head_norm(self, block, name, x):
+        if not self.config.qk_norm:
+            return x
+        return F.rms_norm(x, x.shape[-1:], self.w[f"{block}.{name}_norm"], EPSILON)
 
     def mlp(self, block, x):
         u = self.linear(f"{block}.w_up", self.norm(f"{block}.norm2", x))
         if self.config.mlp == "gelu":
             return self.linear(f"{block}.w_down", F.gelu(u, approximate="tanh"))
+        if self.config.mlp == "relu2":
+            return self.linear(f"{block}.w_down", F.relu(u).square())
         gate, up = u.chunk(2, -1)
         return self.linear(f"{block}.w_down", F.silu(gate) * up)
 
@@ -143,6 +150,7 @@ def differences(config, other=None):
 
 SCALED = {  # heads, groups, switches and K stay those of the preset; widths, layers, texts shrink
     "small": dict(vocab_size=61, dim=32, hidden=86, n_layers=3, context=14),
+    "small-modern": dict(vocab_size=71, dim=32, hidden=128, n_layers=3, context=14),
     "euler-10m": dict(vocab_size=67, dim=48, hidden=128, n_layers=3, context=14),
     "euler-116m": dict(vocab_size=73, dim=48, hidden=128, n_layers=3, context=14),
     "gpt2-124m": dict(vocab_size=97, dim=48, hidden=192, n_layers=3, context=14),

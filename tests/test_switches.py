@@ -281,7 +281,8 @@ LATER = ("norm_eps", "rope_base", "rope_scaling", *SCALES, "head_width", "qkv_bi
 def older(record):
     """What config.json says, as it was written before there were LATER switches, and Muon."""
     model = {name: value for name, value in record["model"].items() if name not in LATER}
-    training = {name: value for name, value in record["training"].items() if name != "optimizer"}
+    training = {name: value for name, value in record["training"].items()
+                if name not in ("optimizer", "momentum")}  # fmt: skip
     return {**record, "model": model, "training": training}
 
 

@@ -107,7 +107,8 @@ Engine = Annotated[
 ]
 # A name of config.PRESETS.
 Preset = Annotated[
-    str | None, typer.Option(metavar="NAME", help="small, euler-10m, euler-116m or gpt2-124m")
+    str | None,
+    typer.Option(metavar="NAME", help="small, small-modern, euler-10m, euler-116m or gpt2-124m"),
 ]
 # Without it, a directory that holds a run is refused.
 Resume = Annotated[bool, typer.Option("--resume", help="go on with the run in --out")]
@@ -141,6 +142,7 @@ SETTINGS = {
     "beta2": _number("Adam beta2, below 1"),
     "clip": _number("clip gradients to this global norm"),
     "optimizer": Optimizer,
+    "momentum": _number("momentum of Muon, below 1"),
 }
 # How a run goes on: parameters of api.train and api.finetune.
 EXECUTION = {
@@ -164,7 +166,7 @@ DPO = {
 }
 
 
-# The sizes of a model: fields of ModelConfig by the names of their flags.
+# The sizes of a model, and switches of its block: fields of ModelConfig by the names of flags.
 SIZES = {
     "dim": whole("width of the model"),
     "layers": whole("number of layers"),
@@ -174,9 +176,22 @@ SIZES = {
     "context": whole("context length, in tokens"),
     "sliding_window": whole("keys that a query sees, its own and those before; 0: all", least=0),
     "vocab_size": VocabSize,
+    "predict": whole("tokens that each position predicts"),
+    "mlp": Annotated[
+        str | None, typer.Option(metavar="NAME", help="swiglu, gelu, gelu_exact or relu2")
+    ],
+    "qk_norm": Annotated[
+        bool | None, typer.Option("--qk-norm/--no-qk-norm", help="norm queries and keys")
+    ],
+    "logit_cap": _number("bend logits below this cap; 0: none"),
+    "init": Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="scaled or zero: what the stream's writers begin as"),
+    ],
 }
 # The flags whose names are not those of the fields of `ModelConfig`.
-FIELDS = {"layers": "n_layers", "heads": "n_heads", "kv_heads": "n_kv_heads"}
+FIELDS = {"layers": "n_layers", "heads": "n_heads", "kv_heads": "n_kv_heads",
+          "predict": "n_predict"}  # fmt: skip
 
 
 # The options of sampling.Sampler, which also checks them.

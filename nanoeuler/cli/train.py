@@ -88,7 +88,8 @@ def train(
     """Train a model on a text.
 
     By default, --data is docs, --preset small, and the tokenizer that of prepared data or learned
-    from the text. The flags for sizes change those of the preset. With --resume, all are the run's.
+    from the text. The flags for sizes and switches change those of the preset. small-modern is
+    trained by Muon, with settings of its own. With --resume, all are the run's.
 
     Example: nanoeuler train --data story.txt --out runs/story --steps 500
     """
@@ -96,7 +97,7 @@ def train(
     from nanoeuler.engines.registry import engine_name
     from nanoeuler.training.best import chosen
     from nanoeuler.training.folder import is_begun
-    from nanoeuler.training.train import settings_for
+    from nanoeuler.training.train import RECIPES, settings_for
 
     def run(size):
         ids, folder = tokenizer and flags.load_tokenizer(tokenizer), flags.folder_out(out)
@@ -104,8 +105,8 @@ def train(
         begun = folder if resume and is_begun(folder) else None
         api.train(
             data, out=folder, config=flags.config_of(preset, sizes, begun),
-            settings=settings_for(folder, resume, **settings), tokenizer=ids,
-            engine=engine_name(engine), resume=resume, **options,
+            settings=settings_for(folder, resume, RECIPES.get(preset or ""), **settings),
+            tokenizer=ids, engine=engine_name(engine), resume=resume, **options,
             on_estimate=partial(_print_plan, ranks=size),
             sample=lambda model: f"\n{model.generate(tokens=SAMPLE_TOKENS)}\n",
         )  # fmt: skip

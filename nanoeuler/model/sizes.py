@@ -10,18 +10,19 @@ from typing import Any
 from nanoeuler.model.config import ModelConfig
 
 
-def resized(config: ModelConfig, **sizes: int) -> ModelConfig:
-    """`config` with other sizes: `dim=64, n_layers=2`.
+def resized(config: ModelConfig, **sizes: Any) -> ModelConfig:
+    """`config` with other sizes or switches: `dim=64, mlp="relu2"`.
 
-    `hidden`, if it is not given, follows `dim` by the rule of the presets: four times as much for
-    gelu; 8/3 times as much for swiglu, rounded up to a multiple of 8.
+    `hidden`, if it is not given, follows `dim` and `mlp` by the rule of the presets: 8/3 times as
+    much as `dim` for swiglu, rounded up to a multiple of 8; four times as much for the others.
 
     >>> import nanoeuler as ne
     >>> from nanoeuler.model.sizes import resized
     >>> resized(ne.PRESETS["small"], dim=64, n_layers=2).hidden
     176
     """
-    dim, changes = sizes.get("dim", config.dim), dict[str, Any](sizes)
-    if dim != config.dim:
-        changes.setdefault("hidden", 4 * dim if config.mlp == "gelu" else -(-dim // 3) * 8)
-    return dataclasses.replace(config, **changes)
+    changed = dataclasses.replace(config, **sizes)
+    dim, gated = changed.dim, changed.mlp == "swiglu"
+    if "hidden" in sizes or (dim, gated) == (config.dim, config.mlp == "swiglu"):
+        return changed
+    return dataclasses.replace(changed, hidden=-(-dim // 3) * 8 if gated else 4 * dim)

@@ -242,14 +242,15 @@ class _Fit:
         if not self.untold:
             return False
         self.timer.lap(known)
-        return self.timer.is_enough(stopped, settings.minutes if settings.steps is None else None)
+        minutes = settings.minutes if settings.steps is None else None
+        return self.timer.is_enough(stopped, minutes, settings.warmup)
 
     def tell_estimate(self) -> None:
         """Say it, once; a run that was given minutes gets its steps. The stepper has finished."""
         run, self.untold = self.run, False
         speed = self.timer.throughput(self.stepper, self.held_out)
         if run.settings.steps is None:
-            steps = max(run.step, speed.steps(run.settings.minutes))
+            steps = max(run.step, speed.steps(run.settings.minutes, run.step, self.timer.spent))
             run.settings = dataclasses.replace(run.settings, steps=steps)
             self.display.say(f"{steps:,} steps and their validations fit into "
                              f"{run.settings.minutes:g} minutes, at {1e3 * speed.step:,.1f} ms "

@@ -9,7 +9,7 @@ larger of the two.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -27,43 +27,119 @@ STEPS = 5  # the same: of Newton and Schulz
 MOMENTUM = 0.95  # the same: the buffer remembers about twenty gradients
 MUON_PEAK = 8e-3  # AdamW's rate beside Muon: measured below
 MUON_RATIO = 2.5  # rate of the matrices in parts of that, at MEASURED_DIM: the same
+PIECE = 1 << 16  # numbers of matrices that are turned at a time: 256 KiB, a part of any L2 cache
 
 
-def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a (M, P) b (P, N) in a new array (M, N); float32 by chapter 10's product, on one thread.
+def product(a: np.ndarray, b: np.ndarray, out: np.ndarray, work: np.ndarray) -> None:
+    """out (n, M, N) = a (n, M, P) b (n, P, N), matrix by matrix; float32 by chapter 10's product.
 
-    Then the bits are the same for any number of threads, which a library's product need not have.
+    On one thread, so the bits are the same for any number of them, which a library's product need
+    not have. work: chapter 10's.
     """
     if a.dtype != np.float32:
-        return a @ b
-    from nanoeuler.engines.cpu.gemm import WORK, multiply  # a compiler, where it is used
-    from nanoeuler.engines.cpu.memory import aligned
+        np.matmul(a, b, out=out)
+        return
+    from nanoeuler.engines.cpu.gemm import FULL, multiply_heads  # a compiler, where it is used
 
-    out = aligned(a.shape[0], b.shape[1])
-    multiply(a, b, out, False, aligned(WORK))
-    return out
+    multiply_heads(a[:, None], b[:, None], out[:, None], FULL, work)
 
 
-def gram(x: np.ndarray) -> np.ndarray:
-    """x x^T (R, R) of x (R, N), as `product`; in float32 for half of the work, since it mirrors."""
+def gram(x: np.ndarray, out: np.ndarray, work: np.ndarray) -> None:
+    """out (n, R, R) = x x^T of x (n, R, N), as `product`; in float32 for half of the work."""
     if x.dtype != np.float32:
-        return x @ x.T
-    from nanoeuler.engines.cpu.gemm import BELOW, WORK, multiply_heads
-    from nanoeuler.engines.cpu.memory import aligned
+        np.matmul(x, x.swapaxes(1, 2), out=out)
+        return
+    from nanoeuler.engines.cpu.gemm import BELOW, multiply_heads
 
-    out = aligned(len(x), len(x))
-    alone = (each[None, None] for each in (x, x.T, out))
-    multiply_heads(*alone, BELOW, aligned(WORK))
-    _mirror(out)
-    return out
+    multiply_heads(x[:, None], x.swapaxes(1, 2)[:, None], out[:, None], BELOW, work)
 
 
-@njit(nogil=True, cache=True)
-def _mirror(x):
-    """Copy what is below the diagonal of x (R, R) to where it is missing above."""
-    for i in range(len(x)):
-        for j in range(i):
-            x[j, i] = x[i, j]
+@njit(nogil=True, cache=True, error_model="numpy")
+def _mirror(squares):
+    """Copy what is below the diagonals of squares (n, R, R) to where it is missing above."""
+    R = squares.shape[1]
+    whole = R // 8 * 8
+    for n in range(len(squares)):
+        s = squares[n]
+        for k in range(0, whole, 8):
+            for m in range(0, k, 8):
+                for j in range(8):
+                    for i in range(8):
+                        s[m + j, k + i] = s[k + i, m + j]
+            for i in range(k, k + 8):
+                for j in range(k, i):
+                    s[j, i] = s[i, j]
+        for i in range(whole, R):
+            for j in range(i):
+                s[j, i] = s[i, j]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _polynomial(s, t, a, b, c):
+    """t = a + b s + c t on and below the diagonals of s, t (n, R, R); t comes as the square of s.
+
+    Eq. eq-muon-newton-schulz without its last factor.
+    """
+    for n in range(len(s)):
+        for i in range(s.shape[1]):
+            for j in range(i + 1):
+                t[n, i, j] = b * s[n, i, j] + c * t[n, i, j]
+            t[n, i, i] += a
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc"})  # adds in vector lanes
+def _normed(x, y):
+    """y = x over its Frobenius norm, both (I, O); zeros stay zeros."""
+    total = 0.0
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            total += np.float64(x[i, j]) * np.float64(x[i, j])
+    factor = 1 / np.sqrt(total) if total else 0.0
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            y[i, j] = x[i, j] * factor
+
+
+class Room:
+    """Memory in which up to `count` matrices of one shape (I, O) and dtype are orthogonalized.
+
+    They are put into `y` (count, I, O) by `put`, and are there again after `turn`.
+    """
+
+    def __init__(self, count: int, shape: tuple[int, int], dtype: np.dtype) -> None:
+        R, single, make = min(shape), np.dtype(dtype) == np.float32, _plain
+        if single:
+            from nanoeuler.engines.cpu.gemm import WORK
+            from nanoeuler.engines.cpu.memory import aligned as make
+        self.wide = R == shape[0]
+        self.y, self.other = make(count, *shape), make(count, *shape)
+        self.squares, self.powers = make(count, R, R), make(count, R, R)
+        self.work = make(WORK if single else 0)
+
+    def put(self, place: int, x: np.ndarray) -> None:
+        """Put x (I, O), divided by its norm, into a place."""
+        _normed(x, self.y[place])
+
+    def turn(
+        self, count: int, steps: int = STEPS,
+        coefficients: tuple[float, float, float] = COEFFICIENTS,
+    ) -> None:  # fmt: skip
+        """Newton-Schulz steps, eq-muon-newton-schulz, for the first `count` matrices."""
+        factors, work = map(self.y.dtype.type, coefficients), self.work
+        (a, b, c), s, t = factors, self.squares[:count], self.powers[:count]
+        for _ in range(steps):
+            y, out = self.y[:count], self.other[:count]
+            gram(y if self.wide else y.swapaxes(1, 2), s, work)
+            _mirror(s)
+            gram(s, t, work)
+            _polynomial(s, t, a, b, c)
+            _mirror(t)
+            product(*(t, y) if self.wide else (y, t), out, work)
+            self.y, self.other = self.other, self.y
+
+
+def _plain(*shape):
+    return np.empty(shape)
 
 
 def orthogonalize(
@@ -72,17 +148,12 @@ def orthogonalize(
 ) -> np.ndarray:  # fmt: skip
     """About U V^T of x = U S V^T: x (I, O) of any float dtype with all singular values near 1.
 
-    Newton-Schulz steps, eq-muon-newton-schulz, in the dtype of x. Zeros stay zeros.
+    In the dtype of x. Zeros stay zeros.
     """
-    a, b, c = coefficients
-    tall = x.shape[0] > x.shape[1]
-    y = np.ascontiguousarray(x.T if tall else x)  # (R, N): the squares below are R wide
-    norm = math.sqrt(np.square(y, dtype=np.float64).sum())
-    y = y * y.dtype.type(1 / norm if norm else 0)
-    for _ in range(steps):
-        s = gram(y)
-        y = a * y + product(b * s + c * gram(s), y)
-    return y.T if tall else y
+    room = Room(1, x.shape, x.dtype)
+    room.put(0, x)
+    room.turn(1, steps, coefficients)
+    return room.y[0]
 
 
 # %% sec-muon-scale
@@ -166,7 +237,7 @@ class Muon(AdamW):
     """
 
     momentum, peak = MOMENTUM, MUON_PEAK
-    steps, coefficients = STEPS, COEFFICIENTS
+    steps, coefficients, crew = STEPS, COEFFICIENTS, None
     # For a stepper on a GPU, which takes the step itself.
     matrices, scale, rate = map(staticmethod, (matrices, matrix_scale, matrix_rate))
 
@@ -205,21 +276,53 @@ class Muon(AdamW):
 
     # %% sec-muon-ranks
     def _turn(self, directions, these):
-        """Put in the place of each of these matrices its step, the largest first."""
+        """Put in the place of each of these matrices its step."""
+        key = these, self.threads, directions.flat.dtype
+        if self.crew is None or self.crew.key != key:
+            self.crew = _Crew(*key)
 
-        def turn(each):
-            x = directions[each.name][:, each.start : each.start + each.columns]
-            x[...] = matrix_scale(*x.shape) * orthogonalize(x)
+        def of_piece(piece, room):
+            places = [directions[each.name][:, each.start : each.start + each.columns]
+                      for each in piece]  # fmt: skip
+            for i, x in enumerate(places):
+                room.put(i, x)
+            room.turn(len(piece), self.steps, self.coefficients)
+            for x, y in zip(places, room.y, strict=False):  # the last piece may be short
+                np.multiply(y, y.dtype.type(matrix_scale(*x.shape)), out=x)
 
-        these = sorted(these, key=flops, reverse=True)
-        if self.threads == 1:
-            list(map(turn, these))
-        else:
-            with ThreadPoolExecutor(self.threads) as pool:
-                list(pool.map(turn, these))
+        self.crew.run(of_piece)
 
 
 # %% sec-muon-ranks
+class _Crew:
+    """Threads that share `these` matrices in pieces of one shape, with a room for each shape."""
+
+    def __init__(self, these: list[Matrix], threads: int, dtype: np.dtype) -> None:
+        self.key, shapes = (these, threads, dtype), {}
+        for each in these:
+            shapes.setdefault((each.rows, each.columns), []).append(each)
+        self.pieces, most = [], {}
+        for (rows, columns), group in shapes.items():
+            n = min(max(1, PIECE // (rows * columns)), -(-len(group) // threads))
+            self.pieces += [group[i : i + n] for i in range(0, len(group), n)]
+            most[rows, columns] = n
+        self.pieces.sort(key=lambda piece: -sum(map(flops, piece)))
+        self.free = [{shape: Room(n, shape, dtype) for shape, n in most.items()}
+                     for _ in range(threads)]  # fmt: skip
+        self.map = ThreadPoolExecutor(threads).map if threads > 1 else map
+
+    def run(self, function: Callable[[list[Matrix], Room], None]) -> None:
+        """Call it for each piece, with a room that is its own meanwhile."""
+
+        def call(piece):
+            rooms = self.free.pop()  # there are as many as threads
+            function(piece, rooms[piece[0].rows, piece[0].columns])
+            self.free.append(rooms)
+
+        for _ in self.map(call, self.pieces):
+            pass
+
+
 def _between(spans, first: int, end: int) -> Iterator[tuple[int, int]]:
     """What of first .. end lies in none of the spans, which are in order."""
     for start, stop in (*spans, (end, end)):

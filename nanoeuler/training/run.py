@@ -29,7 +29,7 @@ from nanoeuler.model.config import ModelConfig, count_parameters, telling
 from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import optim
-from nanoeuler.training.muon import Muon
+from nanoeuler.training.muon import MOMENTUM, Muon
 
 # What 64 bits hold: Python reads larger numbers from JSON, and NumPy takes none of them.
 LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
@@ -53,6 +53,7 @@ class Settings:
     beta2: float = optim.BETA2
     clip: float = optim.CLIP_NORM
     optimizer: str = "adamw"  # a name of OPTIMIZERS
+    momentum: float = MOMENTUM  # of Muon; the others have none
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
@@ -65,8 +66,9 @@ class Settings:
         if type(self.optimizer) is not str or self.optimizer not in OPTIMIZERS:
             raise UserError(f"training: expected the optimizer {' or '.join(OPTIMIZERS)}, got "
                             f"{quoted(repr(self.optimizer))}")  # fmt: skip
-        if self.beta2 >= 1:
-            raise UserError(f"training: expected beta2 to be below 1, got {self.beta2}")
+        for name in ("beta2", "momentum"):
+            if (value := getattr(self, name)) >= 1:
+                raise UserError(f"training: expected {name} to be below 1, got {value}")
         if self.accumulate > self.batch_size:
             raise UserError(
                 f"training: expected accumulate to be at most batch_size {self.batch_size}, got "
@@ -163,6 +165,8 @@ class Run:
                 kind = weights.optimizer
             optimizer = kind(weights, beta2=settings.beta2, weight_decay=settings.weight_decay,
                              clip_norm=settings.clip)  # fmt: skip
+            if kind is Muon:
+                optimizer.momentum = settings.momentum
         return cls(config, settings, tokenizer, data, weights, optimizer, 0)
 
     @property
@@ -202,8 +206,9 @@ def identity(facts: dict) -> str:
     """
     training = dict(facts["training"] or {})
     training.pop("minutes", None)
-    if training.get("optimizer") == Settings.optimizer:
-        del training["optimizer"]  # older runs could not say
+    for name in ("optimizer", "momentum"):
+        if training.get(name) == getattr(Settings, name):
+            del training[name]  # older runs could not say
     known = {name: facts[name] for name in FACTS}
     known |= {"model": telling(facts["model"]), "training": training}
     known |= {"lora": facts["lora"]} if facts.get("lora") else {}

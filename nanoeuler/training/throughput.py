@@ -17,7 +17,8 @@ from nanoeuler.engines.interface import Stepper
 
 VALIDATIONS = 20  # at most in a run: points enough to see a curve
 LONG_ENOUGH = 1.0  # seconds of steps after which FEWEST of them are enough
-FEWEST, MOST = 3, 9  # steps whose median is the pace: with the first, which is left out, ten
+FEWEST, MOST = 3, 9  # steps that tell the pace: with the first, which is left out, ten
+WATCHED = 0.1  # of its minutes, if it is given some, for which a run watches its pace at most
 
 
 def validation_due(step: int, steps: int) -> bool:
@@ -38,12 +39,16 @@ class Throughput(NamedTuple):
         judged = ceil(steps / every) - step // every
         return (steps - step) * self.step + judged * self.quick + self.full
 
-    def steps(self, minutes: float) -> int:
-        """How many steps fit into `minutes`, in three digits; at least one."""
-        left = 60 * minutes - self.full
+    def steps(self, minutes: float, done: int = 0, spent: float = 0.0) -> int:
+        """How many steps fit into `minutes`, in three digits; at least one.
+
+        The `done` steps among them, not judged yet, and all that was before took `spent` seconds.
+        """
+        left = 60 * minutes - spent - self.full
         many = (left - VALIDATIONS * self.quick) / self.step
         few = left / (self.step + self.quick)  # a run of so few steps is judged at every one
-        count = int(max(1, many if many >= VALIDATIONS else min(few, VALIDATIONS)))
+        more = many if done + many >= VALIDATIONS else min(few, VALIDATIONS - done)
+        count = max(1, done + int(max(0, more)))
         return count - count % 10 ** max(0, len(str(count)) - 3)
 
 
@@ -65,21 +70,35 @@ class StepTimer:
         """Leave out the time since the last lap."""
         self.at = time.perf_counter()
 
-    def is_enough(self, stopped: bool, minutes: float | None) -> bool:
-        """Whether it knows enough; of a run that is stopped, or has had its minutes, a step is."""
-        times = self.times[1:]
-        if minutes is not None and (stopped or time.perf_counter() - self.began >= 60 * minutes):
-            return len(times) > 0
-        return len(times) >= MOST or len(times) >= FEWEST and sum(times) >= LONG_ENOUGH
+    @property
+    def spent(self) -> float:
+        """The seconds since it was made."""
+        return time.perf_counter() - self.began
+
+    def is_enough(self, stopped: bool, minutes: float | None, warmup: int = 0) -> bool:
+        """Whether it knows enough; of a run that is stopped, or has had its minutes, a step is.
+
+        A run that is given minutes watches longer, but no longer than its warm-up.
+        """
+        n, seconds = len(self.times) - 1, sum(self.times[1:])
+        if minutes is None:
+            return n >= MOST or n >= FEWEST and seconds >= LONG_ENOUGH
+        if stopped or self.spent >= 60 * minutes:
+            return n > 0
+        watched = seconds >= WATCHED * 60 * minutes or n + 2 >= warmup  # one may be begun
+        return watched and (n >= MOST or n >= FEWEST and seconds >= LONG_ENOUGH)
 
     def throughput(self, stepper: Stepper, held_out: HeldOut) -> Throughput:
-        """The pace of these steps, and of validations, of which a batch is judged twice."""
-        rows = range(len(held_out.inputs))
-        batch = next(held_out.batches(rows[: held_out.batch_size]))
+        """The pace of the newer half of these steps, and of validations, by a batch of one."""
+        rows, times = range(len(held_out.inputs)), self.times[1:]
+        batch, judged = next(held_out.batches(rows[: held_out.batch_size])), list[float]()
         stepper.sums(*batch)  # the first compiles
-        began = time.perf_counter()
-        stepper.sums(*batch)
-        each = time.perf_counter() - began
+        while len(judged) < MOST and sum(judged) < LONG_ENOUGH:
+            began = time.perf_counter()
+            stepper.sums(*batch)
+            judged.append(time.perf_counter() - began)
+        each = statistics.median(judged)
         quick = ceil(min(len(rows), QUICK_WINDOWS) / held_out.batch_size)
         full = ceil(len(rows) / held_out.batch_size)
-        return Throughput(statistics.median(self.times[1:]), quick * each, full * each)
+        pace = statistics.median(times[len(times) // 2 :])
+        return Throughput(pace, quick * each, full * each)

@@ -2,15 +2,18 @@
 
 Parts, the first three if none is named:
     share      milliseconds of either update, and of a step without it (half a minute)
-    minutes    bits per byte after five minutes, everything else at its default: ten minutes
+    minutes    bits per byte after five minutes: a preset's recipe, and `small` with either
+               optimizer and everything else at its default; a quarter of an hour
     steps      bits per byte after --steps (2,780: what AdamW takes in five minutes on two cores)
     sweep      the same with one setting changed at a time, as many runs with either (an hour)
 
-`--only muon` or `--only adamw` does one of them, `--seed` another seed than 0. Rows go to
-data/measurements/muon.json. `share` and `minutes` ask for an idle machine; `steps` doesn't.
+`--only recipe`, `muon` or `adamw` does one of them, `--seed` another seed than 0. Rows
+go to data/measurements/muon.json, and what the recipe reaches in five minutes to faster.json, which
+is the row that others are to beat. `share` and `minutes` ask for an idle machine; `steps` doesn't.
 """
 
 import argparse
+import dataclasses
 import statistics
 import tempfile
 import time
@@ -27,10 +30,11 @@ from nanoeuler.model.weights import initialise
 from nanoeuler.training import muon
 from nanoeuler.training.folder import read_metrics
 from nanoeuler.training.run import OPTIMIZERS
+from nanoeuler.training.train import RECIPES
 
 PARTS = "share", "minutes", "steps", "sweep"
 STEPS, MINUTES, TIMES = 2780, 5, 30
-PRESET = "small"
+PRESET, RECIPE = "small", "small-modern"
 RACE = f"{PRESET}, docs, {measurements.cores()} cores"  # the row that others are to beat
 SWEEP = {  # matrices: their rate in parts of lr; the rest are fields of Settings
     "adamw": [{"lr": 0.002}, {"lr": 0.008}, {"weight_decay": 0.1}, {"weight_decay": 1.0},
@@ -82,20 +86,21 @@ def trained(name, seed, how, changes):
     """Rows of a run on the embedded corpus: where it ends, and after how many steps."""
     own, changes = changes, dict(changes)
     ratio = changes.pop("matrices", muon.MUON_RATIO)
-    momentum = changes.pop("momentum", muon.MOMENTUM)
-    settings = ne.Settings(optimizer=name, seed=seed, **how, **changes)
-    with (tempfile.TemporaryDirectory() as folder,
-          mock.patch.object(muon, "MUON_RATIO", ratio),
-          mock.patch.object(muon.Muon, "momentum", momentum)):  # fmt: skip
-        ne.train(out=Path(folder) / "run", settings=settings, engine="cpu")
-        lines = read_metrics(Path(folder) / "run")
+    preset = RECIPE if name == "recipe" else PRESET
+    base = RECIPES[RECIPE] if name == "recipe" else ne.Settings(optimizer=name)
+    settings = dataclasses.replace(base, seed=seed, **how, **changes)
+    with (tempfile.TemporaryDirectory() as folder, mock.patch.object(muon, "MUON_RATIO", ratio)):
+        out, began = Path(folder) / "run", time.perf_counter()
+        ne.train(out=out, config=PRESETS[preset], settings=settings, engine="cpu")
+        took, lines = time.perf_counter() - began, read_metrics(out)
     (kind, count), = how.items()
-    case = f"docs, {PRESET}, {count:g} {kind}, {name}, seed {seed}"
+    case = f"docs, {preset}, {count:g} {kind}, {name}, seed {seed}"
     case += "".join(f", {each} {value:g}" for each, value in own.items())
     bits = lines[-1]["bits_per_byte"]
-    print(f"{case}: {bits:.4f} bits per byte, {len(lines)} steps", flush=True)
+    print(f"{case}: {bits:.4f} bits per byte, {len(lines)} steps, {took:.0f} s", flush=True)
     yield measurements.row("bits per byte", case, "cpu", round(bits, 4), "bits/byte")
     yield measurements.row("steps", case, "cpu", len(lines), "steps")
+    yield measurements.row("seconds", case, "cpu", round(took, 1), "s")
     for line in lines:
         if line.get("bits_per_byte") is not None:
             where = f"{case}, after {line['step']} steps"
@@ -106,12 +111,13 @@ def trained(name, seed, how, changes):
 def main():
     parser = argparse.ArgumentParser(description="Muon beside AdamW")
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--only", choices=[*OPTIMIZERS], help="one of the optimizers")
+    parser.add_argument("--only", choices=[*OPTIMIZERS, "recipe"], help="one of them alone")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=STEPS)
     options = parser.parse_args()
-    names = [options.only] if options.only else [*OPTIMIZERS]
     for part in options.parts or PARTS[:3]:
+        names = [*OPTIMIZERS, *(["recipe"] if part in ("minutes", "steps") else [])]
+        names = [name for name in names if options.only in (None, name)]
         if part == "share":
             measurements.update("muon", share(names))
             continue
@@ -120,7 +126,7 @@ def main():
             for changes in SWEEP[name] if part == "sweep" else [{}]:
                 rows = [*trained(name, options.seed, how, changes)]
                 measurements.update("muon", rows)
-                if part == "minutes" and name == "muon" and options.seed == 0:
+                if part == "minutes" and name == "recipe" and options.seed == 0:
                     best = measurements.row("bits per byte after five minutes", RACE, "cpu",
                                             rows[0]["value"], "bits/byte")  # fmt: skip
                     measurements.update("faster", [best])

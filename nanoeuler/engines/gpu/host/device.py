@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from nanoeuler.engines.gpu.host import libraries
-from nanoeuler.engines.gpu.host.compile import Code, assemble, build_copies, entry, machine, to_ptx
+from nanoeuler.engines.gpu.host.cache import compiled
+from nanoeuler.engines.gpu.host.compile import Code, assemble, entry, machine
 from nanoeuler.engines.gpu.lang.instruction import Operand
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch, Map, require_aligned
 from nanoeuler.engines.gpu.lang.views import dense, part_of, reach, require_dense
@@ -202,7 +203,7 @@ class Device:
         if kernel in self.functions:
             return self.functions[kernel]
         target, driver = machine(kernel, self.capability), self.driver
-        code = code or assemble(to_ptx(kernel), target)
+        code = code or compiled([kernel], self.capability)[0]
         if code.image and code.target != target:  # machine code of another machine
             code = assemble(code.text, target)
         module = check(driver.cuModuleLoadData(code.image or code.text.encode() + b"\0"))
@@ -212,10 +213,9 @@ class Device:
         return self.functions.setdefault(kernel, function)
 
     def load_all(self, kernels: Iterable[Kernel]) -> None:
-        """Load kernels, those that are not loaded yet compiled side by side."""
+        """Load kernels; those that are not kept on disk either are compiled side by side."""
         missing = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self.functions]
-        codes = build_copies(missing, self.capability)
-        for kernel, code in zip(missing, codes, strict=True):
+        for kernel, code in zip(missing, compiled(missing, self.capability), strict=True):
             self.load(kernel, code)
 
     def prepare(self, launch: Launch) -> Callable[..., None]:

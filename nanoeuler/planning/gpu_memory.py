@@ -9,7 +9,8 @@ Leaves out the driver's own memory, and how long a step takes: a run's first ste
 
 from functools import partial
 
-from nanoeuler.engines.gpu.host.device import check
+from nanoeuler.engines.gpu.host.device import Device, check
+from nanoeuler.engines.gpu.lang.card import PRETENDED, in_words
 from nanoeuler.engines.gpu.step import backends, stepper
 from nanoeuler.engines.gpu.step.lora import record_lora_step
 from nanoeuler.engines.gpu.step.precision import PRECISIONS
@@ -34,7 +35,7 @@ def step_bytes(
     lora: of adapters alone, settled. UserError where that engine cannot take it.
     """
     card, shape = stepper.gpu(), (batch_size, config.context)
-    machine = Machine(tuple(card.capability), card.multiprocessors, backends.multiplier())
+    machine = Machine(*card.card[:2], backends.multiplier(), card.card.l2)
     record = partial(record_lora_step, lora) if lora else record_step
     program = record(config, *shape, machine, PRECISIONS[engine], RULES, accumulate).program
     return sum(program.sizes.values())
@@ -71,24 +72,32 @@ def host_bytes(config: ModelConfig, lora: Lora | None = None) -> int:
     return HOST_BYTES * count_parameters(config)
 
 
+def disguise(card: Device) -> str:
+    """Which other card a GPU pretends to be, as the end of a line; "" if none."""
+    if card.card == card.real:
+        return ""
+    return f"; {PRETENDED} has it pretend to be a card of {in_words(card.card)}"
+
+
 def words(
     config: ModelConfig, batch_size: int, accumulate: int, engine: str, lora: Lora | None = None
 ) -> str:
     """The memory that a run takes, of the GPU and of this machine, for a line of its plan."""
     size = step_bytes(config, batch_size, accumulate, engine, lora)
     host = host_bytes(config, lora)
-    rooms = f"{size / 1e9:.2f} GB of the {stepper.gpu().name}, {host / 1e9:.2f} of this machine"
-    return f"{rooms}; {backends.multiplier().words}"
+    card = stepper.gpu()
+    rooms = f"{size / 1e9:.2f} GB of the {card.name}, {host / 1e9:.2f} of this machine"
+    return f"{rooms}; {backends.multiplier().words}{disguise(card)}"
 
 
 def found() -> str:
     """The GPU of this machine in words, for the doctor, and what it cannot do."""
     card = stepper.gpu()
     free, whole = check(card.driver.cuMemGetInfo())
-    major, minor = card.capability
+    major, minor = card.real.capability
     text = f"{card.name}, compute capability {major}.{minor}, {free / 1e9:.1f} of "
     text += f"{whole / 1e9:.1f} GB free"
     if (major, minor) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         return f"{text}; too old for our engines, which need {oldest}: {INSTEAD}"
-    return f"{text}; --engine cuda trains on it, {backends.multiplier().words}"
+    return f"{text}; --engine cuda trains on it, {backends.multiplier().words}{disguise(card)}"

@@ -134,7 +134,7 @@ def speeds_of(card: Card) -> Speeds:
     h200 = CARDS["h200"]
     faster, wider = card.flops_per_s / h200.flops_per_s, card.bytes_per_s / h200.bytes_per_s
     return Speeds(
-        Machine(card.capability, card.multiprocessors),
+        Machine(card.capability, card.multiprocessors, l2=int(card.l2_bytes)),
         {kind: rate * faster for kind, rate in H200.products.items()},
         {pieces: rate * faster for pieces, rate in H200.attention.items()},
         H200.bytes * wider, H200.launch,

@@ -29,12 +29,14 @@ if __name__ in ("__main__", "__mp_main__"):
 from bench.card import families  # noqa: E402
 
 from nanoeuler.engines.gpu.host.compile import Code, assemble, build, machine, to_ptx  # noqa: E402
+from nanoeuler.engines.gpu.lang.card import SHARED, limit, require_fit  # noqa: E402
 from nanoeuler.engines.gpu.lang.instruction import looked_up  # noqa: E402
 from nanoeuler.engines.gpu.lang.kernel import Kernel  # noqa: E402
 from nanoeuler.errors import UserError  # noqa: E402
 
 TABLE = TESTS / "registers.tsv"
-MACHINES = (8, 0), (9, 0)  # the oldest that the kernels are for, and the one they are measured on
+# The oldest that the kernels are for, those that people own, and the one they are measured on.
+MACHINES = (8, 0), (8, 6), (8, 9), (9, 0), (12, 0)
 SHARE = 8  # of kernels that are said to be the same, one in so many is compiled
 HEAD = ("family", "kernel", "GPU", "registers", "spills", "stack", "static", "dynamic", "divisions",
         "digest")  # fmt: skip
@@ -63,14 +65,17 @@ def measure(make: Callable[[], Kernel]) -> list[Line]:
     divisions, lines = len(DIVISION.findall(code.text)), []
     for capability in MACHINES:
         try:
-            target = machine(kernel, capability)
-        except UserError:  # of another GPU
+            require_fit(kernel, capability)
+        except UserError:  # of another GPU, or of one that has more shared memory
             continue
+        target = machine(kernel, capability)
         other: Code = code if target == code.target else assemble(code.text, target)
         name = f"{target[0]}.{target[1]}" + "".join(target[2:])
         if other.warnings:  # such as that products wait for themselves
             raise RuntimeError(*other.warnings)
         memory = static(other.text), kernel.shared
+        if sum(memory) > limit(SHARED, capability):
+            continue
         figures = other.registers, other.spills, other.stack, *memory, divisions
         lines.append((name, *map(str, figures)))
     return lines

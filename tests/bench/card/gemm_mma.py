@@ -4,7 +4,7 @@ Each form is checked on ragged sizes and on those of a training step, again and 
 does nothing but mma.sync, on registers, says what is the most there can be.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import numpy as np
@@ -19,6 +19,7 @@ from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch
 from nanoeuler.engines.gpu.lang.ptx import load_int2, mma_tile, store_float, zeros
 
 HOPPER = 9, 0  # whose cards this measures
+ADA = 8, 9  # whose forms, of at most 99 KiB, are timed beside them
 BLOCKS = 132  # multiprocessors of an H200
 
 
@@ -47,6 +48,13 @@ PRODUCTS = [
 ]
 OTHERS = [MmaForm("NT", e) for e in ("bias", "bias and gelu", "residual")]
 OTHERS.append(MmaForm("TN", "add", "float32"))
+# What cards of 99 KiB get of each kind, and another way to fill them: as wide, with fewer stages.
+LITTLE = [
+    each
+    for form in (MmaForm("NT"), MmaForm("NN"), MmaForm("TN", "store", "float32"), *OTHERS)
+    for each in (choose_mma(form.layout, *[8192] * 3, form.epilogue, form.out, ADA),
+                 replace(form, stages=2))
+]  # fmt: skip
 
 
 def label(form):
@@ -60,7 +68,7 @@ def label(form):
     return " ".join(part for part in parts if part)
 
 
-FORMS = sorted({*OTHERS, *(f for made in PRODUCTS for f in (*made.forms, made.choice))}, key=label)
+FORMS = sorted({*OTHERS, *LITTLE, *(f for made in PRODUCTS for f in (*made.forms, made.choice))}, key=label)
 
 
 @cache

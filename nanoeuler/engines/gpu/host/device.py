@@ -19,6 +19,7 @@ import numpy as np
 
 from nanoeuler.engines.gpu.host import libraries
 from nanoeuler.engines.gpu.host.compile import Code, assemble, build_copies, entry, machine, to_ptx
+from nanoeuler.engines.gpu.lang.card import Card, require_fit, stand_in
 from nanoeuler.engines.gpu.lang.instruction import Operand
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch, Map, require_aligned
 from nanoeuler.engines.gpu.lang.views import dense, part_of, reach, require_dense
@@ -73,7 +74,8 @@ def number_of(driver: Any, handle: Any, name: str) -> int:
 class Device:
     """One GPU: its memory, kernels loaded into it, and launches that it runs, alone or as a graph.
 
-    capability: of its architecture, as (9, 0); multiprocessors: how many it has.
+    real: its own numbers. card, capability, multiprocessors: those for which launches are chosen,
+    of the card that it pretends to be (`lang.card`), and otherwise its own.
     """
 
     def __init__(self, number: int = 0):
@@ -83,9 +85,13 @@ class Device:
         context = check(driver.cuDevicePrimaryCtxRetain(self.handle))  # the one that others use
         check(driver.cuCtxSetCurrent(context))
         self.name = check(driver.cuDeviceGetName(64, self.handle)).split(b"\0")[0].decode()
-        parts = "COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR"
-        self.capability = tuple(number_of(driver, self.handle, part) for part in parts)
-        self.multiprocessors = number_of(driver, self.handle, "MULTIPROCESSOR_COUNT")
+        names = "COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR", "MULTIPROCESSOR_COUNT"
+        *capability, count, l2 = (
+            number_of(driver, self.handle, name) for name in (*names, "L2_CACHE_SIZE")
+        )
+        self.real = Card(tuple(capability), count, l2)
+        self.card = stand_in(self.real)
+        self.capability, self.multiprocessors, _ = self.card
         self.capturing = False
         self.later: list[tuple[Callable, Any]] = []
         self.functions: dict[Kernel, Any] = {}
@@ -201,7 +207,8 @@ class Device:
         """The kernel's handle; compiled here, or before (`compile.build_all`) and handed in."""
         if kernel in self.functions:
             return self.functions[kernel]
-        target, driver = machine(kernel, self.capability), self.driver
+        require_fit(kernel, self.capability)
+        target, driver = machine(kernel, self.real.capability), self.driver
         code = code or assemble(to_ptx(kernel), target)
         if code.image and code.target != target:  # machine code of another machine
             code = assemble(code.text, target)
@@ -214,7 +221,7 @@ class Device:
     def load_all(self, kernels: Iterable[Kernel]) -> None:
         """Load kernels, those that are not loaded yet compiled side by side."""
         missing = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self.functions]
-        codes = build_copies(missing, self.capability)
+        codes = build_copies(missing, self.real.capability)
         for kernel, code in zip(missing, codes, strict=True):
             self.load(kernel, code)
 

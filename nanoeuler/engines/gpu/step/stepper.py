@@ -95,9 +95,10 @@ class CudaStepper(Stepper):
 
     def builder(self, kind: str) -> ProgramBuilder:
         """What records a "step" or "sums" for this device."""
-        card = tuple(self.device.capability), self.device.multiprocessors
+        *card, l2 = self.device.card
         builds = self.step_builder if kind == "step" else self.sums_builder
-        return builds(self.weights.config, Machine(*card, self.multiplier), self.precision)
+        machine = Machine(*card, self.multiplier, l2)
+        return builds(self.weights.config, machine, self.precision)
 
     def moments(self) -> dict[str, np.ndarray]:
         """The optimizer's moments, if there is one."""

@@ -20,7 +20,7 @@ from nanoeuler.engines.gpu.gemm.wgmma_form import Form
 from nanoeuler.engines.gpu.gemm.wgmma_kernel import gemm_kernel
 from nanoeuler.engines.gpu.host import device as device_module
 from nanoeuler.engines.gpu.lang.card import PRETENDED, SHARED, TYPICAL, Card, pretended, stand_in
-from nanoeuler.engines.gpu.step import backends
+from nanoeuler.engines.gpu.step import backends, stepper
 from nanoeuler.engines.gpu.step.lora import LoraStepper
 from nanoeuler.engines.gpu.step.matmul import Multiplier
 from nanoeuler.engines.gpu.step.precision import PRECISIONS
@@ -51,7 +51,9 @@ def test_the_variable_names_a_card(monkeypatch, said, card):
     assert pretended() == card
 
 
-@pytest.mark.parametrize("said", ["7.5", "8.9x0", "8.9x", "89", "8.90", "rtx-4070", "x132", "8.9 8"])
+@pytest.mark.parametrize(
+    "said", ["7.5", "8.9x0", "8.9x", "89", "8.90", "rtx-4070", "x132", "8.9 8"]
+)
 def test_what_names_no_card_is_refused(monkeypatch, said):
     monkeypatch.setenv(PRETENDED, said)
     with pytest.raises(UserError, match=f"8.9, 9.0 or 12.0, .*got '{said}': choose one of them"):
@@ -133,6 +135,25 @@ def test_the_library_cannot_pretend(monkeypatch):
     assert backends.multiplier() is backends.Fastest
     monkeypatch.setenv(PRETENDED, "8.9")
     assert backends.multiplier() is Multiplier
+
+
+def test_of_two_cards_one_is_named(monkeypatch):
+    driver = lazy_driver.Driver()
+    driver.names = b"NVIDIA GeForce RTX 4070\0", b"NVIDIA GeForce RTX 3060\0"
+    monkeypatch.setattr(device_module.libraries, "driver", lambda: driver)
+    monkeypatch.setattr(stepper, "gpu", stepper.gpu.__wrapped__)
+    monkeypatch.setenv(stepper.NUMBER, "1")
+    told = gpu_memory.found()
+    assert told.startswith("NVIDIA GeForce RTX 3060, compute capability 9.0")
+    assert "(1 of several, 0 is NVIDIA GeForce RTX 4070: NANOEULER_GPU takes another)" in told
+    for wrong, why in ("2", "of this machine, 0 to 1, got 2"), ("first", "as 0 or 1, got 'first'"):
+        monkeypatch.setenv(stepper.NUMBER, wrong)
+        with pytest.raises(UserError, match=f"expected the number of a GPU .*{why}"):
+            stepper.gpu()
+    driver.names = driver.names[:1]
+    monkeypatch.setenv(stepper.NUMBER, "1")
+    with pytest.raises(UserError, match="0 alone, got 1"):
+        stepper.gpu()
 
 
 # ---- What is computed

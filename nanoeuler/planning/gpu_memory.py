@@ -97,6 +97,8 @@ def found() -> str:
     major, minor = card.real.capability
     text = f"{card.name}, compute capability {major}.{minor}, {free / 1e9:.1f} of "
     text += f"{whole / 1e9:.1f} GB free"
+    if others := [f"{n} is {name}" for n, name in card.others().items()]:
+        text += f" ({card.number} of several, {', '.join(others)}: {stepper.NUMBER} takes another)"
     if (major, minor) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         return f"{text}; too old for our engines, which need {oldest}: {INSTEAD}"

@@ -135,7 +135,8 @@ def report(
                      f"{e.tokens_per_s:11,.0f} {duration(3600 * e.hours):>13}")
     lines += [f"{key:11} {unsupported(card)}" for key, card in CARDS.items() if not card.supported]
     if card := pretended():
-        lines += ["", f"{PRETENDED} has this machine's GPU pretend to be a card of {in_words(card)}"]
+        told = f"has this machine's GPU pretend to be a card of {in_words(card)}"
+        lines += ["", f"{PRETENDED} {told}"]
     return "\n".join(lines)
 
 

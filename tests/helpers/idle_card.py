@@ -32,7 +32,10 @@ class Sheet:
 class IdleCard:
     """As `engines.gpu.host.device.Device`. idle: seconds in which it had nothing to do."""
 
-    name, multiprocessors = "an idle card", 132
+    name, multiprocessors, number = "an idle card", 132, 0
+
+    def others(self):
+        return {}
 
     def __init__(self, seconds=0.0, capability=(9, 0), free=20e9, whole=24e9):
         self.seconds, self.capability = seconds, capability

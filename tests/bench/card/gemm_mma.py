@@ -68,7 +68,8 @@ def label(form):
     return " ".join(part for part in parts if part)
 
 
-FORMS = sorted({*OTHERS, *LITTLE, *(f for made in PRODUCTS for f in (*made.forms, made.choice))}, key=label)
+TIMED = [form for made in PRODUCTS for form in (*made.forms, made.choice)]
+FORMS = sorted({*OTHERS, *LITTLE, *TIMED}, key=label)
 
 
 @cache

@@ -26,7 +26,6 @@ from typing import Any
 from llvmlite import ir
 
 from nanoeuler.engines.gpu.host import libraries
-from nanoeuler.engines.gpu.lang.card import require_target
 from nanoeuler.engines.gpu.lang.instruction import Instruction, Name, Operand, rebind
 from nanoeuler.engines.gpu.lang.kernel import Kernel
 from nanoeuler.errors import UserError
@@ -255,7 +254,10 @@ def machine(kernel: Kernel, capability: tuple | None = None) -> tuple:
     target = kernel.target
     if capability is None or tuple(capability) == target[:2]:
         return target
-    require_target(kernel, capability)
+    if len(target) > 2 or tuple(capability) < target:
+        name, needs = kernel.function.__name__, ".".join(map(str, target[:2]))
+        more = "" if len(target) > 2 else " or newer"
+        raise UserError(f"{name} is for GPUs of capability {needs}{more}, not {tuple(capability)}")
     return tuple(capability)
 
 

@@ -23,6 +23,7 @@ from nanoeuler.engines.gpu.lang.card import Card, require_fit, stand_in
 from nanoeuler.engines.gpu.lang.instruction import Operand
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch, Map, require_aligned
 from nanoeuler.engines.gpu.lang.views import dense, part_of, reach, require_dense
+from nanoeuler.errors import UserError
 
 MAP_BYTES = 128  # of an encoded tensor map; CUDA driver API, CUtensorMap
 # ctypes of a kernel's arguments, by the letter of their type.
@@ -71,6 +72,20 @@ def number_of(driver: Any, handle: Any, name: str) -> int:
     return check(driver.cuDeviceGetAttribute(attribute, handle))
 
 
+def name_of(driver: Any, handle: Any) -> str:
+    """What a GPU is called."""
+    return check(driver.cuDeviceGetName(64, handle)).split(b"\0")[0].decode()
+
+
+def one_of_them(driver: Any, number: int) -> Any:
+    """The handle of GPU `number` of this machine; UserError where it has no such GPU."""
+    count = check(driver.cuDeviceGetCount())
+    if not 0 <= number < count:
+        most = f"0 to {count - 1}" if count > 1 else "0 alone"
+        raise UserError(f"expected the number of a GPU of this machine, {most}, got {number}")
+    return check(driver.cuDeviceGet(number))
+
+
 class Device:
     """One GPU: its memory, kernels loaded into it, and launches that it runs, alone or as a graph.
 
@@ -81,10 +96,10 @@ class Device:
     def __init__(self, number: int = 0):
         self.driver = driver = libraries.driver()
         check(driver.cuInit(0))
-        self.handle = check(driver.cuDeviceGet(number))
+        self.handle = one_of_them(driver, number)
         context = check(driver.cuDevicePrimaryCtxRetain(self.handle))  # the one that others use
         check(driver.cuCtxSetCurrent(context))
-        self.name = check(driver.cuDeviceGetName(64, self.handle)).split(b"\0")[0].decode()
+        self.number, self.name = number, name_of(driver, self.handle)
         names = "COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR", "MULTIPROCESSOR_COUNT"
         *capability, count, l2 = (
             number_of(driver, self.handle, name) for name in (*names, "L2_CACHE_SIZE")
@@ -95,6 +110,12 @@ class Device:
         self.capturing = False
         self.later: list[tuple[Callable, Any]] = []
         self.functions: dict[Kernel, Any] = {}
+
+    def others(self) -> dict[int, str]:
+        """The names of this machine's other GPUs, by their numbers."""
+        count = check(self.driver.cuDeviceGetCount())
+        handles = {n: check(self.driver.cuDeviceGet(n)) for n in range(count) if n != self.number}
+        return {n: name_of(self.driver, handle) for n, handle in handles.items()}
 
     def memory_used(self) -> int:
         """The bytes that are taken of the GPU's memory, by whomever."""

@@ -42,19 +42,13 @@ def can_run(capability: tuple[int, int], target: tuple) -> bool:
     return tuple(capability) == target[:2] or (len(target) == 2 and tuple(capability) > target)
 
 
-def require_target(kernel: Kernel, capability: tuple[int, int]) -> None:
-    """UserError for a kernel that is not for a card of this capability."""
+def require_fit(kernel: Kernel, capability: tuple[int, int]) -> None:
+    """UserError for a kernel that a card of this capability doesn't run, or has no room for."""
     name, target, has = kernel.function.__name__, kernel.target, tuple(capability)
     if not can_run(has, target):
         more = "" if len(target) > 2 else " or newer"
         needs = ".".join(map(str, target[:2]))
         raise UserError(f"{name} is for GPUs of capability {needs}{more}, not {has}")
-
-
-def require_fit(kernel: Kernel, capability: tuple[int, int]) -> None:
-    """UserError for a kernel that a card of this capability doesn't run, or has no room for."""
-    require_target(kernel, capability)
-    name, has = kernel.function.__name__, tuple(capability)
     if kernel.shared > limit(SHARED, has):
         raise UserError(
             f"a block of {name} takes {kernel.shared} bytes of shared memory, and a GPU of "

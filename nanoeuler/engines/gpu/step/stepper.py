@@ -249,7 +249,10 @@ NUMBER = "NANOEULER_GPU"  # the variable that says which GPU of this machine is 
 @cache
 def gpu() -> Device:
     """The GPU of this process, the first if nothing is said: kernels are compiled for it once."""
-    return Device(int(os.environ.get(NUMBER) or 0))
+    said = os.environ.get(NUMBER) or "0"
+    if not said.isdecimal():
+        raise UserError(f"expected the number of a GPU in {NUMBER}, as 0 or 1, got {said!r}")
+    return Device(int(said))
 
 
 def cuda_stepper(

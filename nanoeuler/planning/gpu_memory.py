@@ -11,6 +11,7 @@ from functools import partial
 
 from nanoeuler.engines.gpu.host.device import Device, check
 from nanoeuler.engines.gpu.lang.card import PRETENDED, in_words
+from nanoeuler.engines.gpu.lang.kernel import cover
 from nanoeuler.engines.gpu.step import backends, stepper
 from nanoeuler.engines.gpu.step.lora import record_lora_step
 from nanoeuler.engines.gpu.step.precision import PRECISIONS
@@ -25,6 +26,8 @@ from nanoeuler.planning.step import RULES
 # Of the host's memory, for a parameter: its weight and two moments in float32, twice: the run's,
 # and what is on its way from the card.
 HOST_BYTES = 2 * 3 * 4
+# Of the GPU's, for what is in no list: the kernels' code, the library's. About: a guess.
+SPARE = 200e6
 
 
 def step_bytes(
@@ -41,28 +44,36 @@ def step_bytes(
     return sum(program.sizes.values())
 
 
-def check_room(
+def in_parts(
+    config: ModelConfig, batch_size: int, parts: int, engine: str, lora: Lora | None = None
+) -> int:
+    """`step_bytes` of a batch in parts; of the third and later ones, but for their tokens.
+
+    These take the memory of the second, and a list of very many parts takes long to write.
+    """
+    few = min(parts, 2)
+    return step_bytes(config, few * cover(batch_size, parts), few, engine, lora)
+
+
+def parts_for(
     config: ModelConfig, batch_size: int, accumulate: int, engine: str, lora: Lora | None = None
-) -> None:
-    """UserError, naming the largest batch that fits, if a step does not fit into the GPU."""
+) -> int:
+    """In how many parts, at least `accumulate`, a batch goes through the GPU's free memory.
+
+    Twice as many again and again, up to a sequence each; UserError if that doesn't fit.
+    """
     card = stepper.gpu()
     free, whole = check(card.driver.cuMemGetInfo())
-    size = step_bytes(config, batch_size, accumulate, engine, lora)
-    if size <= free:
-        return
-    fits, above = 0, batch_size
-    while above - fits > 1:
-        middle = (fits + above) // 2
-        if step_bytes(config, middle, accumulate, engine, lora) <= free:
-            fits = middle
-        else:
-            above = middle
-    cure = f"a batch_size of at most {fits}, or a larger accumulate" if fits else "a smaller model"
-    raise UserError(
-        f"a step of {batch_size} x {config.context} tokens takes {size / 1e9:.2f} GB of the GPU's "
-        f"memory, and {card.name} has {free / 1e9:.2f} of its {whole / 1e9:.2f} GB free: choose "
-        f"{cure}"
-    )
+    parts = accumulate
+    while (size := in_parts(config, batch_size, parts, engine, lora)) > free - SPARE:
+        if parts >= batch_size:
+            raise UserError(
+                f"a step of {batch_size} x {config.context} tokens, one sequence at a time, takes "
+                f"{size / 1e9:.2f} GB of the GPU's memory, and {card.name} has {free / 1e9:.2f} of "
+                f"its {whole / 1e9:.2f} GB free: choose a smaller model or a shorter context"
+            )
+        parts = min(2 * parts, batch_size)
+    return parts
 
 
 def host_bytes(config: ModelConfig, lora: Lora | None = None) -> int:
@@ -87,6 +98,8 @@ def words(
     host = host_bytes(config, lora)
     card = stepper.gpu()
     rooms = f"{size / 1e9:.2f} GB of the {card.name}, {host / 1e9:.2f} of this machine"
+    if accumulate > 1:
+        rooms += f", each batch in {accumulate} parts"
     return f"{rooms}; {backends.multiplier().words}{disguise(card)}"
 
 

@@ -10,6 +10,7 @@ import argparse
 import ast
 import hashlib
 import inspect
+import math
 import os
 import re
 import sys
@@ -29,7 +30,7 @@ if __name__ in ("__main__", "__mp_main__"):
 from bench.card import families  # noqa: E402
 
 from nanoeuler.engines.gpu.host.compile import Code, assemble, build, machine, to_ptx  # noqa: E402
-from nanoeuler.engines.gpu.lang.card import require_fit  # noqa: E402
+from nanoeuler.engines.gpu.lang.card import THREADS, limit, require_fit  # noqa: E402
 from nanoeuler.engines.gpu.lang.instruction import looked_up  # noqa: E402
 from nanoeuler.engines.gpu.lang.kernel import Kernel  # noqa: E402
 from nanoeuler.errors import UserError  # noqa: E402
@@ -60,14 +61,18 @@ def static(text: str) -> int:
 
 
 def runs_on(kernel: Kernel) -> list[tuple]:
-    """The targets of MACHINES for which a kernel is compiled: those that run it and have room."""
-    targets = []
+    """The targets of MACHINES for which a kernel is compiled: those that run it and have room.
+
+    For its shared memory, and for the threads of as many blocks as it is made to be resident.
+    """
+    targets, threads = [], math.prod(kernel.block) * (kernel.resident or 1)
     for capability in MACHINES:
         try:
             require_fit(kernel, capability)
-            targets.append(machine(kernel, capability))
-        except UserError:  # of another GPU, or of one that has more shared memory
-            pass
+            target = machine(kernel, capability)
+        except UserError:
+            continue
+        targets += [target] * (threads <= limit(THREADS, capability))
     return targets
 
 

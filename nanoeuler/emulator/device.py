@@ -139,6 +139,10 @@ class Device:
         self.under_way: list[Transit] = []
         self.loaded: set[Kernel] = set()
 
+    def others(self) -> dict[int, str]:
+        """The names of other GPUs next to it: there are none."""
+        return {}
+
     def array(self, values: np.ndarray) -> Sheet:
         """A copy of a NumPy array, in C order."""
         values = np.asarray(values)

@@ -9,6 +9,7 @@ Leaves out how a step is taken and what a run leaves on the disk: the room `trai
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -110,17 +111,19 @@ def _check(resume: object, **given: object) -> None:
             check_kind(name, value, KINDS[name])
 
 
-def _fits(
+def _fitting(
     config: ModelConfig, settings: Settings, execution: Execution, lora: Lora | None = None
-) -> None:
-    """UserError, saying what is too large, if a training step cannot fit into this machine."""
+) -> Settings:
+    """Settings whose training step fits into this machine, on a GPU perhaps in more parts.
+
+    UserError, saying what is too large, if none can."""
     check_batch(config, settings)
     what = f"a step of {settings.batch_size} x {config.context} tokens"
     less = "choose a smaller batch_size, more pieces to accumulate, or fewer threads"
     shape = settings.batch_size, settings.accumulate, execution.threads
     if lora and execution.engine not in GPU_ENGINES:
         need(sum(lora_memory(config, lora, *shape).values()), what, less)
-        return
+        return settings
     if execution.engine in GPU_ENGINES:
         if lora:
             expect_adapter_engine(execution.engine)
@@ -129,14 +132,23 @@ def _fits(
         need(gpu_memory.host_bytes(config, lora),
              f"a model of {count_parameters(config):,} parameters, trained on a GPU,",
              "choose fewer layers or a smaller width")  # fmt: skip
-        gpu_memory.check_room(config, settings.batch_size, settings.accumulate, execution.engine,
-                              lora)  # fmt: skip
-        return
+        parts = gpu_memory.parts_for(config, *shape[:2], execution.engine, lora)
+        return replace(settings, accumulate=parts)
     need(sum(cpu_memory(config, 1, threads=1).values()),
          f"a model of {count_parameters(config):,} parameters in {config.n_layers:,} layers, with "
          f"a step of a single sequence of {config.context:,} tokens,",
          "choose fewer layers, a smaller width or a shorter context")  # fmt: skip
     need(sum(cpu_memory(config, *shape).values()), what, less)
+    return settings
+
+
+def _fitting_tuning(
+    config: ModelConfig, settings: Settings | None, *how: Any
+) -> Settings | None:
+    """The same of fine-tuning, whose settings need not be said: None, if they fit as they are."""
+    asked = FINETUNING if settings is None else settings
+    fitting = _fitting(config, asked, *how)
+    return settings if fitting == asked else fitting
 
 
 def _model(run: Run) -> Model:
@@ -188,8 +200,7 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
     execution = Execution(**options)
     if not resume:
         config = PRESETS[PRESET] if config is None else config
-        settings = Settings() if settings is None else settings
-        _fits(config, settings, execution)
+        settings = _fitting(config, Settings() if settings is None else settings, execution)
     text = None if resume and data is None else text_of("docs" if data is None else data)
     if tokenizer and text and text.is_dir() and tokenizer.hash != Prepared(text).tokenizer.hash:
         raise UserError(
@@ -227,11 +238,11 @@ def finetune(model: Model | Path | str | None, pairs: Iterable[Pair | Conversati
     base, begun = _base(model, resume), resume and checkpoints(out)
     if lora and isinstance(base, Path) and not begun:
         config = read_record(base).config
-        _fits(config, FINETUNING if settings is None else settings, execution, lora.settled(config))
+        settings = _fitting_tuning(config, settings, execution, lora.settled(config))
     elif isinstance(base, Path) and not begun:
         base = _parts(load(base))
     if isinstance(base, tuple) and not begun:
-        _fits(base[0], FINETUNING if settings is None else settings, execution)
+        settings = _fitting_tuning(base[0], settings, execution)
     return _model(sft.finetune(base, pairs, out, settings=settings, resume=resume, lora=lora,
                                **_shows(options)))  # fmt: skip
 

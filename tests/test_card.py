@@ -13,10 +13,26 @@ import gpu_times
 import numpy as np
 import pytest
 from bench.card import NAMES, families, ghost
-from bench.gpu import ENTRANTS, entrants_of, foresee, judge, makers_of, select, wanted
+from bench.gpu import (
+    ABSENT,
+    ENTRANTS,
+    chosen_for,
+    entrants_of,
+    foresee,
+    judge,
+    makers_of,
+    select,
+    unfit,
+    wanted,
+)
 from gpu_rows import Record, check_rows, time_rows
 from watched import watch
 
+from nanoeuler.engines.gpu.gemm.mma_form import MmaForm
+from nanoeuler.engines.gpu.gemm.mma_kernel import mma_kernel
+from nanoeuler.engines.gpu.gemm.wgmma_form import Form
+from nanoeuler.engines.gpu.gemm.wgmma_kernel import gemm_kernel
+from nanoeuler.engines.gpu.lang.card import PRETENDED
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch
 
 # What the child of a test does; it imports little, so that it begins at once.
@@ -297,3 +313,15 @@ def test_a_contest_says_before_each_turn_that_it_goes_on(monkeypatch):
     monkeypatch.setattr(gpu_times, "replay", lambda *_: 1.0)
     gpu_times.times(None, {"ours": [], "torch": []}, rounds=3, beat=lambda: heard.append("on"))
     assert len(heard) == 6
+
+
+def test_of_another_card_only_what_it_runs_is_compiled(monkeypatch):
+    monkeypatch.delenv(PRETENDED, raising=False)
+    assert (chosen_for((8, 6)), chosen_for(None)) == ((8, 6), None)
+    monkeypatch.setenv(PRETENDED, "8.9")
+    assert (chosen_for((9, 0)), chosen_for(None)) == ((8, 9), None)
+    wide, narrow = (mma_kernel(MmaForm("NT", columns=columns)) for columns in (256, 128))
+    assert unfit(narrow, (8, 9)) == unfit(wide, (8, 0)) == ""
+    assert ABSENT.search(unfit(wide, (8, 9))) and ABSENT.search(unfit(gemm_kernel(Form()), (8, 0)))
+    crowd = Kernel(lambda: None, "", 1024, target=(8, 0), resident=2)
+    assert unfit(crowd, (8, 9)) == "2048 threads of 1536" and unfit(crowd, (9, 0)) == ""

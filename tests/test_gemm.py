@@ -53,7 +53,7 @@ from nanoeuler.engines.gpu.gemm.wgmma_schedule import (
 )
 from nanoeuler.engines.gpu.host import compile, device, libraries
 from nanoeuler.engines.gpu.host.device import DeviceArray
-from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
+from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS, Card
 from nanoeuler.engines.gpu.lang.hopper import descriptor, wgmma
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, ptx
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Map, cover
@@ -1085,7 +1085,7 @@ def driver(monkeypatch):
 def test_a_launch_reaches_the_driver_whole(driver):
     gpu = device.Device()
     assert gpu.name == "a card"
-    gpu.capability = 9, 0
+    gpu.capability, gpu.real = (9, 0), Card((9, 0), 132, 1)
     form = Form("NT", cluster=2, pieces="together")
     there = {name: gpu.array(array) for name, array in arrays(form, 8192, 8192, 8192).items()}
     (launch,) = product(form, **there, place=gpu.array)

@@ -22,9 +22,13 @@ ROOT = Path(__file__).parents[1]
 class Library:
     """Stands in for libcuda: `started` is what cuInit returns, `found` how many GPUs it reports."""
 
-    def __init__(self, started, found):
+    def __init__(self, started, found, version=13000):
         self.cuInit = lambda flags: started
-        self.found = found
+        self.found, self.version = found, version
+
+    def cuDriverGetVersion(self, version):
+        version._obj.value = self.version
+        return 0
 
     def cuDeviceGetCount(self, count):
         count._obj.value = self.found
@@ -41,6 +45,9 @@ def no_library(name):
         (no_library, True, "no CUDA driver"),
         (Library(100, 1), True, "no GPU"),  # 100 is CUDA_ERROR_NO_DEVICE
         (Library(0, 0), True, "no GPU"),
+        (Library(803, 1), True, "it was updated, so restart"),
+        (Library(999, 1), True, "does not start (error 999; see nvidia-smi)"),
+        (Library(0, 1, 12040), True, "of CUDA 12.4 where 13.0 is needed (install driver 580"),
         (Library(0, 1), False, "numba-cuda is missing"),
         (Library(0, 1), True, ""),
     ],
@@ -49,7 +56,15 @@ def test_why_there_is_no_gpu(monkeypatch, library, compiler, reason):
     monkeypatch.setattr(ctypes, "CDLL", library if callable(library) else lambda name: library)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: compiler or None)
     said = libraries.no_gpu()
-    assert reason in said and bool(reason) == bool(said)
+    assert reason in said and bool(reason) == bool(said) and "\n" not in said
+
+
+def test_linux_on_windows_needs_the_driver_of_windows(monkeypatch):
+    monkeypatch.setattr(ctypes, "CDLL", no_library)
+    monkeypatch.setattr(libraries.platform, "release", lambda: "6.6.87.2-microsoft-standard-WSL2")
+    assert libraries.no_gpu() == (
+        "WSL2 has no CUDA driver (install NVIDIA's on Windows, and none in here)"
+    )
 
 
 def test_the_door_imports_nothing_of_cuda_until_it_is_asked_to():

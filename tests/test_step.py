@@ -22,6 +22,9 @@ BARS = [  # what, case, of the rows that are asked of ours
     ("peak memory", "euler-116m 64x512 bf16"),
     ("training step", "euler-116m 16x512 TF32"),
     ("loss after 500 steps", "gpt2-124m 16x1024 bf16"),
+    ("training step", "gpt2-124m 16x1024 bf16, kernels of 8.9"),
+    ("training step", "euler-116m 16x512 bf16, kernels of 8.9"),
+    ("training step", "euler-116m 16x512 TF32, kernels of 8.9"),
 ]
 SEEN = {"ms": 8.0, "least": 7.9, "most": 8.1, "MHz": 1500, "W": 600, "arrays": 2**31,
         "card": 2**32}  # fmt: skip
@@ -44,7 +47,7 @@ def test_what_is_changed_for_comparison_is_a_number_of_precision():
 def test_every_bar_has_a_row_with_its_peer(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("OUT", str(tmp_path))
     journal = step.Journal({}, dry=True)
-    parts = "correct", "time", "curve"
+    parts = "correct", "time", "curve", "cards"
     for jobs, factor in zip(step.sides(parts), (1.0, 0.5, 1.0), strict=True):
         for job in jobs:
             if job.endswith("exact"):
@@ -86,6 +89,18 @@ def test_memory_is_not_measured_twice():
     assert both == step.sides(["time"]) and all(job.startswith("memory") for job in alone[1])
     assert {step.read(job)[0] for job in alone[2]} == {"memory"}
     assert step.read(both[2][0]) == ("time", "gpt2-124m", 16, 1024, "bf16", "torch compile")
+
+
+def test_a_step_of_another_card_pretends_and_the_next_one_does_not(monkeypatch):
+    monkeypatch.setenv(step.PRETENDED, "8.0")
+    _, ours, torch = step.sides(["cards"])
+    assert step.read(ours[2])[1:5] == ("euler-116m", 16, 512, "TF32")
+    for job, said in (ours[0], "8.9x2"), (torch[0], None), (step.sides(["time"])[1][0], None):
+        step.pretend(job, dry=True)  # an emulated card has two multiprocessors
+        assert step.os.environ.get(step.PRETENDED) == said
+    step.pretend(ours[0], dry=True)
+    assert step.card(True).card.capability == (8, 9)
+    assert step.FILES["cards"] == "cards"
 
 
 def test_distances_of_curves_are_of_means():

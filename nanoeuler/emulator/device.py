@@ -18,6 +18,7 @@ import numpy as np
 from nanoeuler.emulator.machine import Fault
 from nanoeuler.emulator.memory import ALLOCATION
 from nanoeuler.emulator.runner import Report, run
+from nanoeuler.engines.gpu.lang.card import TYPICAL, Card, pretended, require_fit
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch, Map, require_aligned
 from nanoeuler.engines.gpu.lang.views import dense, part_of, require_dense
 from nanoeuler.errors import UserError
@@ -116,21 +117,31 @@ class Transit:
 class Device:
     """An emulated GPU. seed: the order of blocks, warps and copies, as in `run`.
 
-    capability, multiprocessors: of the card that it stands for. captured: the launches that a
-    capture has written down so far; None where there is none.
+    capability, multiprocessors: of the card that it stands for, and which has to run and hold its
+    kernels. Without a capability it's the card of NANOEULER_CAPABILITY, or (9, 0).
+    captured: the launches that a capture has written down so far; None where there is none.
     """
 
     name = "emulator"
 
     def __init__(
-        self, seed: int | None = None, capability: tuple[int, int] = (9, 0),
-        multiprocessors: int = 2,
+        self, seed: int | None = None, capability: tuple[int, int] | None = None,
+        multiprocessors: int | None = None,
     ):  # fmt: skip
-        self.seed, self.capability, self.multiprocessors = seed, capability, multiprocessors
+        given = pretended() if capability is None else None
+        card = given or TYPICAL.get(capability or (9, 0), Card(capability, 2, 1 << 20))
+        count = given.multiprocessors if given else 2  # few blocks, which take less time
+        self.seed = seed
         self.captured: list[Launch] | None = None
+        self.card = self.real = card._replace(multiprocessors=multiprocessors or count)
+        self.capability, self.multiprocessors, _ = self.card
         self.alive: weakref.WeakSet[Bytes] = weakref.WeakSet()
         self.under_way: list[Transit] = []
         self.loaded: set[Kernel] = set()
+
+    def others(self) -> dict[int, str]:
+        """The names of other GPUs next to it: there are none."""
+        return {}
 
     def array(self, values: np.ndarray) -> Sheet:
         """A copy of a NumPy array, in C order."""
@@ -224,6 +235,7 @@ class Device:
     def load(self, kernel: Kernel) -> None:
         """Compile a kernel, once."""
         if kernel not in self.loaded:
+            require_fit(kernel, self.capability)
             self.refuse(f"{kernel.function.__name__} is compiled")
             self.loaded.add(kernel)
 

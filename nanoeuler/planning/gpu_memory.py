@@ -9,7 +9,9 @@ Leaves out the driver's own memory, and how long a step takes: a run's first ste
 
 from functools import partial
 
-from nanoeuler.engines.gpu.host.device import check
+from nanoeuler.engines.gpu.host.device import Device, check
+from nanoeuler.engines.gpu.lang.card import PRETENDED, in_words
+from nanoeuler.engines.gpu.lang.kernel import cover
 from nanoeuler.engines.gpu.step import backends, stepper
 from nanoeuler.engines.gpu.step.lora import record_lora_step
 from nanoeuler.engines.gpu.step.precision import PRECISIONS
@@ -24,6 +26,8 @@ from nanoeuler.planning.step import RULES
 # Of the host's memory, for a parameter: its weight and two moments in float32, twice: the run's,
 # and what is on its way from the card.
 HOST_BYTES = 2 * 3 * 4
+# Of the GPU's, for what is in no list: the kernels' code, the library's. About: a guess.
+SPARE = 200e6
 
 
 def step_bytes(
@@ -34,34 +38,42 @@ def step_bytes(
     lora: of adapters alone, settled. UserError where that engine cannot take it.
     """
     card, shape = stepper.gpu(), (batch_size, config.context)
-    machine = Machine(tuple(card.capability), card.multiprocessors, backends.multiplier())
+    machine = Machine(*card.card[:2], backends.multiplier(), card.card.l2)
     record = partial(record_lora_step, lora) if lora else record_step
     program = record(config, *shape, machine, PRECISIONS[engine], RULES, accumulate).program
     return sum(program.sizes.values())
 
 
-def check_room(
+def in_parts(
+    config: ModelConfig, batch_size: int, parts: int, engine: str, lora: Lora | None = None
+) -> int:
+    """`step_bytes` of a batch in parts; of the third and later ones, but for their tokens.
+
+    These take the memory of the second, and a list of very many parts takes long to write.
+    """
+    few = min(parts, 2)
+    return step_bytes(config, few * cover(batch_size, parts), few, engine, lora)
+
+
+def parts_for(
     config: ModelConfig, batch_size: int, accumulate: int, engine: str, lora: Lora | None = None
-) -> None:
-    """UserError, naming the largest batch that fits, if a step does not fit into the GPU."""
+) -> int:
+    """In how many parts, at least `accumulate`, a batch goes through the GPU's free memory.
+
+    Twice as many again and again, up to a sequence each; UserError if that doesn't fit.
+    """
     card = stepper.gpu()
     free, whole = check(card.driver.cuMemGetInfo())
-    size = step_bytes(config, batch_size, accumulate, engine, lora)
-    if size <= free:
-        return
-    fits, above = 0, batch_size
-    while above - fits > 1:
-        middle = (fits + above) // 2
-        if step_bytes(config, middle, accumulate, engine, lora) <= free:
-            fits = middle
-        else:
-            above = middle
-    cure = f"a batch_size of at most {fits}, or a larger accumulate" if fits else "a smaller model"
-    raise UserError(
-        f"a step of {batch_size} x {config.context} tokens takes {size / 1e9:.2f} GB of the GPU's "
-        f"memory, and {card.name} has {free / 1e9:.2f} of its {whole / 1e9:.2f} GB free: choose "
-        f"{cure}"
-    )
+    parts = accumulate
+    while (size := in_parts(config, batch_size, parts, engine, lora)) > free - SPARE:
+        if parts >= batch_size:
+            raise UserError(
+                f"a step of {batch_size} x {config.context} tokens, one sequence at a time, takes "
+                f"{size / 1e9:.2f} GB of the GPU's memory, and {card.name} has {free / 1e9:.2f} of "
+                f"its {whole / 1e9:.2f} GB free: choose a smaller model or a shorter context"
+            )
+        parts = min(2 * parts, batch_size)
+    return parts
 
 
 def host_bytes(config: ModelConfig, lora: Lora | None = None) -> int:
@@ -71,24 +83,36 @@ def host_bytes(config: ModelConfig, lora: Lora | None = None) -> int:
     return HOST_BYTES * count_parameters(config)
 
 
+def disguise(card: Device) -> str:
+    """Which other card a GPU pretends to be, as the end of a line; "" if none."""
+    if card.card == card.real:
+        return ""
+    return f"; {PRETENDED} has it pretend to be a card of {in_words(card.card)}"
+
+
 def words(
     config: ModelConfig, batch_size: int, accumulate: int, engine: str, lora: Lora | None = None
 ) -> str:
     """The memory that a run takes, of the GPU and of this machine, for a line of its plan."""
     size = step_bytes(config, batch_size, accumulate, engine, lora)
     host = host_bytes(config, lora)
-    rooms = f"{size / 1e9:.2f} GB of the {stepper.gpu().name}, {host / 1e9:.2f} of this machine"
-    return f"{rooms}; {backends.multiplier().words}"
+    card = stepper.gpu()
+    rooms = f"{size / 1e9:.2f} GB of the {card.name}, {host / 1e9:.2f} of this machine"
+    if accumulate > 1:
+        rooms += f", each batch in {accumulate} parts"
+    return f"{rooms}; {backends.multiplier().words}{disguise(card)}"
 
 
 def found() -> str:
     """The GPU of this machine in words, for the doctor, and what it cannot do."""
     card = stepper.gpu()
     free, whole = check(card.driver.cuMemGetInfo())
-    major, minor = card.capability
+    major, minor = card.real.capability
     text = f"{card.name}, compute capability {major}.{minor}, {free / 1e9:.1f} of "
     text += f"{whole / 1e9:.1f} GB free"
+    if others := [f"{n} is {name}" for n, name in card.others().items()]:
+        text += f" ({card.number} of several, {', '.join(others)}: {stepper.NUMBER} takes another)"
     if (major, minor) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         return f"{text}; too old for our engines, which need {oldest}: {INSTEAD}"
-    return f"{text}; --engine cuda trains on it, {backends.multiplier().words}"
+    return f"{text}; --engine cuda trains on it, {backends.multiplier().words}{disguise(card)}"

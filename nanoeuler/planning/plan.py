@@ -16,6 +16,7 @@ from typing import NamedTuple
 from nanoeuler.engines.cpu.memory import aligned
 from nanoeuler.engines.cpu.options import LOSS_ROWS
 from nanoeuler.engines.cpu.stepper import cores, gradients_held, shards
+from nanoeuler.engines.gpu.lang.card import PRETENDED, in_words, pretended
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig, count_parameters
 from nanoeuler.model.integrators import INTEGRATORS
@@ -133,6 +134,9 @@ def report(
         lines.append(f"{name:11} {fits:>4} {e.floor_s * 1e3:10,.2f} {e.step_s * 1e3:12,.2f} "
                      f"{e.tokens_per_s:11,.0f} {duration(3600 * e.hours):>13}")
     lines += [f"{key:11} {unsupported(card)}" for key, card in CARDS.items() if not card.supported]
+    if card := pretended():
+        told = f"has this machine's GPU pretend to be a card of {in_words(card)}"
+        lines += ["", f"{PRETENDED} {told}"]
     return "\n".join(lines)
 
 

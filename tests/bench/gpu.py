@@ -25,8 +25,10 @@ Each leaves out what the ones before it have done, so that the same lines can be
 """
 
 import argparse
+import math
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -37,6 +39,8 @@ from pathlib import Path
 
 from nanoeuler import measurements
 from nanoeuler.engines.gpu.host.compile import build_all
+from nanoeuler.engines.gpu.lang.card import THREADS, limit, pretended, require_fit
+from nanoeuler.errors import UserError
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]  # as pytest and `nanoeuler bench` have it
@@ -54,6 +58,10 @@ ENTRANT = 0.25  # to be set up and timed in turn
 ENTRANTS = 4  # of a contest that was never held
 
 
+# Of what a card refuses that has no room for a kernel, or not its instructions.
+ABSENT = re.compile("is for GPUs of capability|bytes of shared memory, and a GPU")
+
+
 # ---- What is compiled
 
 
@@ -66,6 +74,23 @@ def capability():
     if says.returncode:
         return None
     return tuple(int(part) for part in says.stdout.split()[0].split("."))
+
+
+def chosen_for(card):
+    """The capability that launches are chosen for: the card's, or that which it pretends to have.
+    """
+    other = pretended()
+    return other.capability if card and other else card
+
+
+def unfit(kernel, card):
+    """Why a card of this capability doesn't run a kernel, in words; "" if it does."""
+    try:
+        require_fit(kernel, card)
+    except UserError as error:
+        return str(error)
+    threads, most = math.prod(kernel.block) * kernel.resident, limit(THREADS, card)
+    return f"{threads} threads of {most}" if threads > most else ""
 
 
 def makers_of(chosen):
@@ -111,7 +136,7 @@ def usable(torch, field):
             calls[0]()
             torch.cuda.synchronize()
             made[who] = calls
-        except (RuntimeError, TypeError) as error:
+        except (RuntimeError, TypeError, UserError) as error:
             print(f"  no {who}: {str(error).splitlines()[0][:90]}", flush=True)
     return made
 
@@ -129,10 +154,17 @@ def child(path):
             contests = [f"{c.what}: {c.case}" for c in chosen[family].contests(bench)]
             return {"check": list(checks), "time": contests, "device": bench.device.name}
         if kind == "check":
-            return judge(chosen[family].checks(bench)[name]())
+            try:
+                return judge(chosen[family].checks(bench)[name]())
+            except UserError as error:
+                if not ABSENT.search(str(error)):
+                    raise
+                return {"absent": str(error)}
         contests = {f"{c.what}: {c.case}": c for c in chosen[family].contests(bench)}
         contest = contests[name]
         field = usable(bench.torch, contest.entrants())
+        if contest.ours not in field:
+            return {"absent": f"{contest.ours} cannot take part"}
         seen = gpu_times.times(bench.torch, field, rounds=rounds, beat=alive)
         del field
         bench.torch.cuda.empty_cache()
@@ -150,6 +182,8 @@ def tell(job, outcome):
     kind, _, name = job.partition(": ")
     if "failed" in outcome:
         print(f"{job}: FAILED, {outcome['failed']}", flush=True)
+    elif "absent" in outcome:
+        print(f"{job}: not on this card, {outcome['absent']}", flush=True)
     elif kind == "check":
         for part, seen in errors_of(outcome).items():
             peer = "" if seen.get("peer") is None else f", library {seen['peer']:.2e}"
@@ -215,7 +249,8 @@ def run(options, chosen, parts, codes):
 
         def hear(job, outcome):
             tell(job, outcome)
-            record.take(job, outcome)
+            if "absent" not in outcome:
+                record.take(job, outcome)
 
         for kind in options.what:
             jobs, begin = jobs_of(kind, chosen, outcomes), time.perf_counter()
@@ -295,7 +330,12 @@ def main():
     if options.dry:
         rehearse(chosen)
         foresee(options, chosen, parts)
-    codes, broken = compiled(makers_of(chosen), card, os.cpu_count())
+    makers, target = makers_of(chosen), chosen_for(card)
+    if target:
+        able = {name: make for name, make in makers.items() if not unfit(make(), target)}
+        absent, makers = len(makers) - len(able), able
+        print(f"{absent} kernels are for other cards than one of capability {target}", flush=True)
+    codes, broken = compiled(makers, card, os.cpu_count())
     if options.dry:
         return int(bool(broken))
     bad = run(options, chosen, parts, codes)

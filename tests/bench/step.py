@@ -8,13 +8,16 @@ Parts, all if none is named:
     lora kernels   the kernels of that one
     muon      both of a step at full load with AdamW and with Muon
     muon kernels   the kernels of these two
+    cards     milliseconds of a step with the kernels that another card would get, spread over all
+              multiprocessors of this one (NANOEULER_CAPABILITY), products by our own kernels
     curve     the loss over 500 steps from the same weights and batches
     kernels   microseconds of each kind of kernel in a step, ours beside what the plan foretold
     replay    a small model's step as a graph, 1,000 times, against its launches one by one
     products  cuBLAS by our door against float64, and beside PyTorch; what a launch costs the host
 Names of presets after --preset, sides after --sides, and patterns that a job's name must match
 after --only, leave out the rest. Each side works in a process of its own, with a watch-dog, and
-what is known is saved at once: rows of data/measurements/gpu.json, and in the folder $OUT, where
+what is known is saved at once: rows of data/measurements/gpu.json (of cards: cards.json), and in
+the folder $OUT, where
 curves and errors of all tensors are left too. --dry does all of it without a GPU, on models so
 small that nothing can be said of their speed.
 
@@ -41,6 +44,7 @@ from statistics import median
 import numpy as np
 
 from nanoeuler import measurements
+from nanoeuler.engines.gpu.lang.card import PRETENDED
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS
 from nanoeuler.training.optim import learning_rate
@@ -56,6 +60,7 @@ from step_sides import (  # noqa: E402
     PRODUCTS,
     STRETCHES,
     WITH_MUON,
+    card,
     launch,
     make_tokens,
     products,
@@ -75,6 +80,8 @@ CASES = [  # preset, batch, context, precision
 CURVES = [*CASES[:2], CASES[3]]
 LORA = [("llama-1b", 4, 2048, "bf16")]
 MUON = [("gpt2-124m", 64, 1024, "bf16")]
+CARDS = [*CASES[:2], CASES[3]]
+OTHER_CARD = "8.9"  # whose kernels the part "cards" takes: an RTX 40, an L4
 RANK = 16  # of adapters; alpha is twice that
 CORRECT = [
     (preset, 2, PRESETS[preset].context, precision)
@@ -83,33 +90,37 @@ CORRECT = [
 PEERS = "torch compile", "torch eager", "torch compile, padded"  # padded: words in sixty-fours
 AGAIN = "torch compile, again"  # the same once more: how far two curves of one program come apart
 PARTS = (
-    "correct", "time", "memory", "lora", "lora kernels", "muon", "muon kernels", "curve", "kernels",
-    "replay", "products",
+    "correct", "time", "memory", "lora", "lora kernels", "muon", "muon kernels", "cards", "curve",
+    "kernels", "replay", "products",
 )  # fmt: skip
 # What the rows of a part are called.
-STEPS_OF = {"time": "training step", "lora": "LoRA step", "muon": "training step"}
+STEPS_OF = {
+    "time": "training step", "lora": "LoRA step", "muon": "training step", "cards": "training step"
+}  # fmt: skip
 WARM, WINDOWS, STEPS = 8, 4, 25  # steps before, and windows of so many steps, each timed as one
 PEAK_RATE, CURVE_STEPS, LAST = 6e-4, 500, 20  # GPT-3's rate for 125M; LAST: steps of a mean
 SILENCE = 560  # seconds without a line after which a side hangs; compiling takes minutes
 DRY_SILENCE = 3600  # on paper a step takes minutes
-FILE = "gpu"  # of data/measurements
+FILES = {"cards": "cards"}  # of data/measurements, by part; all others are in gpu.json
 
 
 # ---- Jobs: "part: preset BxT precision: who"; of adapters "part: preset BxT precision rank R: who"
+# and of another card "cards: preset BxT precision, kernels of 8.9: who"
 
 
 def spell(part, case, who):
     """The name of a job."""
     preset, batch, context, precision = case
-    rank = f" rank {RANK}" * part.startswith("lora")
-    return f"{part}: {preset} {batch}x{context} {precision}{rank}: {who}"
+    more = f" rank {RANK}" * part.startswith("lora")
+    more += f", kernels of {OTHER_CARD}" * (part == "cards")
+    return f"{part}: {preset} {batch}x{context} {precision}{more}: {who}"
 
 
 def read(job):
     """part, preset, batch, context, precision, who of a job's name."""
     part, case, who = job.split(": ")
     preset, size, precision, *_ = case.split()
-    return part, preset, *map(int, size.split("x")), precision, who
+    return part, preset, *map(int, size.split("x")), precision.rstrip(","), who
 
 
 def rank_of(job):
@@ -118,18 +129,27 @@ def rank_of(job):
     return int(case[-1]) if "rank" in case else 0
 
 
+def pretend(job, dry):
+    """Have our device be the card whose kernels a job names, with this one's multiprocessors."""
+    os.environ.pop(PRETENDED, None)
+    if job.startswith("cards") and job.endswith(f": {OURS}"):
+        os.environ[PRETENDED] = f"{OTHER_CARD}x{card(dry).real.multiprocessors}"
+
+
 def sides(parts):
     """The jobs of float64, which PyTorch does, then ours, then PyTorch's."""
     exact, ours, torch = [], [], []
     for part in parts:
         cases = {"correct": CORRECT, "curve": CURVES, "products": [], "replay": []}
         cases |= {"lora": LORA, "lora kernels": LORA, "muon": MUON, "muon kernels": MUON}
+        cases["cards"] = CARDS
         cases = cases.get(part, CASES)
         if part == "memory" and "time" in parts:
             continue  # which says it as well
         for case in cases:
             names = {"correct": ("exact", "torch eager"), "curve": (PEERS[0], AGAIN),
-                     "kernels": PEERS[:1], "lora": PEERS[:1], "lora kernels": (),
+                     "kernels": PEERS[:1], "cards": PEERS[:1],
+                     "lora": PEERS[:1], "lora kernels": (),
                      "muon": (), "muon kernels": ()}  # fmt: skip
             names = names.get(part, PEERS)
             if case[0] != "gpt2-124m":
@@ -138,7 +158,7 @@ def sides(parts):
                 (exact if name == "exact" else torch).append(spell(part, case, name))
             others = {"bf16": [*OTHERS], "float32": ["cuda, own products", *STRETCHES]}
             few = {"curve": [], "lora": ["cuda, own products"], "lora kernels": [],
-                   "muon": [WITH_MUON], "muon kernels": [WITH_MUON]}  # fmt: skip
+                   "muon": [WITH_MUON], "muon kernels": [WITH_MUON], "cards": []}  # fmt: skip
             others = few.get(part, others.get(case[-1], ["cuda, own products"]))
             ours += [spell(part, case, who) for who in (OURS, *others)]
     if "replay" in parts:
@@ -153,6 +173,7 @@ def sides(parts):
 
 def time_steps(job, dry, windows):
     """Milliseconds of a step, clock and power, bytes of memory."""
+    pretend(job, dry)
     this, batch = side(*read(job)[1:], dry, rank_of(job))
     each, warm = (1, 1) if dry else (STEPS, WARM)
     made = [batch(step) for step in range(1, 1 + each)]
@@ -275,7 +296,7 @@ def step_rows(step, case, engine, seen, peer=None, other=None):
 
 def pair_rows(part, case, ours, peer, theirs):
     """What can be said of ours beside a peer's outcome, as `step_rows`."""
-    if part in ("time", "memory", "lora", "muon"):
+    if part in ("memory", *STEPS_OF):
         who = WITH_MUON if part == "muon" else OURS
         for what, *rest in step_rows(STEPS_OF.get(part, ""), case, who, ours, peer, theirs):
             if part in STEPS_OF or "memory" in what:
@@ -353,9 +374,9 @@ class Journal:
                 print(f"    {each[0]}: {each[3] / each[6]:.3f} of {each[5]}", flush=True)
         if part == "curve" and self.rate != PEAK_RATE:
             new = [(f"{what}, rate {self.rate:g}", *rest) for what, *rest in new]
-        self.save([row(self.where, *each) for each in new])
+        self.save([row(self.where, *each) for each in new], FILES.get(part, "gpu"))
 
-    def save(self, new):
+    def save(self, new, file):
         """Put rows where they belong; and all of them, curves and errors, where $OUT says."""
         self.rows += new
         if os.environ.get("OUT"):
@@ -365,7 +386,7 @@ class Journal:
                 whole = {job: x[key] for job, x in self.outcomes.items() if key in x}
                 (out / f"{name}.json").write_text(json.dumps(whole))
         try:
-            measurements.update(FILE, new) if new and not self.dry else None
+            measurements.update(file, new) if new and not self.dry else None
         except UserError as error:  # a copy without the book has no place for them
             print(error)
 

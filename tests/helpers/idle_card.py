@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from nanoeuler.engines import registry
+from nanoeuler.engines.gpu.lang.card import Card
 from nanoeuler.engines.gpu.lang.views import dense, part_of
 from nanoeuler.engines.gpu.step import stepper
 
@@ -31,10 +32,14 @@ class Sheet:
 class IdleCard:
     """As `engines.gpu.host.device.Device`. idle: seconds in which it had nothing to do."""
 
-    name, multiprocessors = "an idle card", 132
+    name, multiprocessors, number = "an idle card", 132, 0
+
+    def others(self):
+        return {}
 
     def __init__(self, seconds=0.0, capability=(9, 0), free=20e9, whole=24e9):
         self.seconds, self.capability = seconds, capability
+        self.card = self.real = Card(capability, self.multiprocessors, 50 << 20)
         self.driver = SimpleNamespace(cuMemGetInfo=lambda: (0, int(free), int(whole)))
         self.until, self.idle, self.gaps, self.starts = time.perf_counter(), 0.0, [], 0
         self.live = self.most = 0  # bytes

@@ -43,7 +43,9 @@ class Memory:
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=9,
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=0,
         CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT=132,
+        CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE=50 << 20,
     )  # the attribute is its own answer
+    names = (b"a lazy card\0\0",)  # of all GPUs
     CUfunction_attribute = numbers(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
 
     def __init__(self, room=1 << 20):
@@ -61,6 +63,9 @@ class Memory:
     def cuInit(self, Flags):
         return (0,)
 
+    def cuDeviceGetCount(self):
+        return 0, len(self.names)
+
     def cuDeviceGet(self, ordinal):
         return 0, ordinal
 
@@ -71,7 +76,7 @@ class Memory:
         return (0,)
 
     def cuDeviceGetName(self, length, dev):
-        return 0, b"a lazy card\0\0"
+        return 0, self.names[dev]
 
     def cuDeviceGetAttribute(self, attrib, dev):
         return 0, attrib

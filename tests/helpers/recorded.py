@@ -11,7 +11,7 @@ from nanoeuler.emulator.dtypes import from_bf16, to_bf16
 from nanoeuler.engines.gpu.attention import choice
 from nanoeuler.engines.gpu.attention.layout import PAST_END
 from nanoeuler.engines.gpu.rows.fill import CLEAR
-from nanoeuler.engines.gpu.step import matmul
+from nanoeuler.engines.gpu.step import engine, matmul
 from nanoeuler.engines.gpu.step.precision import LOWER
 from nanoeuler.engines.gpu.step.recording import (
     ProgramBuilder,
@@ -201,6 +201,7 @@ def attention_by_numpy(monkeypatch):
         angles = (turn.cos, turn.sin) if turn else (None, None)
         return NumpyAttentionBackward((*a, *angles, *(documents or (None, None))))
 
+    monkeypatch.setattr(engine, "in_cache", lambda q, k, launches, share: launches)
     monkeypatch.setattr(choice, "forward_launch", forward_launch)
     monkeypatch.setattr(choice, "backward_launches", backward_launches)
 

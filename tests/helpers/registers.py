@@ -10,6 +10,7 @@ import argparse
 import ast
 import hashlib
 import inspect
+import math
 import os
 import re
 import sys
@@ -29,12 +30,16 @@ if __name__ in ("__main__", "__mp_main__"):
 from bench.card import families  # noqa: E402
 
 from nanoeuler.engines.gpu.host.compile import Code, assemble, build, machine, to_ptx  # noqa: E402
+from nanoeuler.engines.gpu.lang.card import THREADS, limit, require_fit  # noqa: E402
 from nanoeuler.engines.gpu.lang.instruction import looked_up  # noqa: E402
 from nanoeuler.engines.gpu.lang.kernel import Kernel  # noqa: E402
 from nanoeuler.errors import UserError  # noqa: E402
 
 TABLE = TESTS / "registers.tsv"
-MACHINES = (8, 0), (9, 0)  # the oldest that the kernels are for, and the one they are measured on
+# The oldest that the kernels are for, those that people own, and the one they are measured on.
+MACHINES = (8, 0), (8, 6), (8, 9), (9, 0), (12, 0)
+# Families that are compiled for the oldest and the measured GPU alone.
+FEWER, FEW = ("decode", "flash_scalar", "ladder", "twins"), ("8.0", "9.0", "9.0a")
 SHARE = 8  # of kernels that are said to be the same, one in so many is compiled
 HEAD = ("family", "kernel", "GPU", "registers", "spills", "stack", "static", "dynamic", "divisions",
         "digest")  # fmt: skip
@@ -57,22 +62,40 @@ def static(text: str) -> int:
     return sum(int(size) for size in STATIC.findall(text))
 
 
-def measure(make: Callable[[], Kernel]) -> list[Line]:
-    """The lines of one kernel, without its names, for each GPU that can run it."""
-    code, kernel = build(make), make()
-    divisions, lines = len(DIVISION.findall(code.text)), []
+def runs_on(kernel: Kernel) -> list[tuple]:
+    """The targets of MACHINES for which a kernel is compiled: those that run it and have room.
+
+    For its shared memory, and for the threads of as many blocks as it is made to be resident.
+    """
+    targets, threads = [], math.prod(kernel.block) * kernel.resident
     for capability in MACHINES:
         try:
+            require_fit(kernel, capability)
             target = machine(kernel, capability)
-        except UserError:  # of another GPU
+        except UserError:
+            continue
+        targets += [target] * (threads <= limit(THREADS, capability))
+    return targets
+
+
+def spelled(target: tuple) -> str:
+    """A target as the table has it: 8.9, 9.0a."""
+    return f"{target[0]}.{target[1]}" + "".join(target[2:])
+
+
+def measure(make: Callable[[], Kernel], names: Iterable[str] = ()) -> list[Line]:
+    """The lines of one kernel, without its names, for each GPU that can run it, or for `names`."""
+    code, kernel = build(make), make()
+    divisions, lines = len(DIVISION.findall(code.text)), []
+    for target in runs_on(kernel):
+        if names and spelled(target) not in names:
             continue
         other: Code = code if target == code.target else assemble(code.text, target)
-        name = f"{target[0]}.{target[1]}" + "".join(target[2:])
         if other.warnings:  # such as that products wait for themselves
             raise RuntimeError(*other.warnings)
         memory = static(other.text), kernel.shared
         figures = other.registers, other.spills, other.stack, *memory, divisions
-        lines.append((name, *map(str, figures)))
+        lines.append((spelled(target), *map(str, figures)))
     return lines
 
 
@@ -153,11 +176,18 @@ def makers(only: Iterable[str] = ()) -> dict[Names, Callable[[], Kernel]]:
 
 
 def lines_of(
-    wanted: Mapping[Names, Callable[[], Kernel]], workers: int | None = None
-) -> dict[Names, list[Line]]:
-    """The table's lines of these kernels, without digests; RuntimeError where one won't compile."""
+    wanted: Mapping[Names, Callable[[], Kernel]], workers: int | None = None,
+    only: Mapping[Names, Iterable[str]] | None = None,
+) -> dict[Names, list[Line]]:  # fmt: skip
+    """The table's lines of these kernels, without digests; RuntimeError where one won't compile.
+
+    only: the GPUs of those kernels that are not compiled for all.
+    """
+    only = only or {}
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        jobs = {names: pool.submit(measure, make) for names, make in wanted.items()}
+        jobs = {
+            names: pool.submit(measure, make, only.get(names, ())) for names, make in wanted.items()
+        }
         made = {}
         for names, job in jobs.items():
             if job.exception():
@@ -179,6 +209,12 @@ def write(lines: Iterable[Line]) -> None:
     TABLE.write_text(NOTE + "\n".join(rows) + "\n", encoding="utf-8")
 
 
+def missing(kernel: Kernel, lines: Iterable[Line]) -> list[str]:
+    """The GPUs that a kernel's lines in the table lack, as the table has them."""
+    there = {line[2] for line in lines}
+    return [name for name in map(spelled, runs_on(kernel)) if name not in there]
+
+
 def renew(family: str, known: Mapping[Names, list[Line]], same: bool) -> list[Line]:
     """The lines of a family; only kernels whose digest is another are compiled.
 
@@ -193,7 +229,15 @@ def renew(family: str, known: Mapping[Names, list[Line]], same: bool) -> list[Li
     tried = changed[::SHARE] if same else changed
     print(f"{family}: of {len(made)} kernels {len(changed) + len(new)} have changed", flush=True)
     kept = {names: [line[:-1] for line in known.get(names, [])] for names in made}
-    compiled = lines_of({names: made[names] for names in new + tried}, os.cpu_count())
+    lacking = {names: missing(made[names](), kept[names]) for names in made
+               if names not in new + changed and family not in FEWER}  # fmt: skip
+    lacking = {names: gpus for names, gpus in lacking.items() if gpus}
+    if lacking:  # of a GPU that MACHINES did not have
+        print(f"{family}: {len(lacking)} kernels lack a GPU", flush=True)
+        more = lines_of({names: made[names] for names in lacking}, os.cpu_count(), lacking)
+        kept |= {names: [*kept[names], *lines] for names, lines in more.items()}
+    few = dict.fromkeys(made, FEW) if family in FEWER else {}
+    compiled = lines_of({names: made[names] for names in new + tried}, os.cpu_count(), few)
     for names, lines in compiled.items():
         if same and kept[names] and lines != kept[names]:
             raise RuntimeError(f"{': '.join(names)} is not the same: {kept[names]}, now {lines}")

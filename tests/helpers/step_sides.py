@@ -18,6 +18,7 @@ from published import PUBLISHED
 
 from nanoeuler.data.batches import Batches
 from nanoeuler.engines.gpu.gemm import float32
+from nanoeuler.engines.gpu.lang.card import PRETENDED
 from nanoeuler.files import project_root
 from nanoeuler.model.config import PRESETS, count_parameters
 from nanoeuler.model.lora import AdaptedWeights, Lora
@@ -215,9 +216,14 @@ class Ours:
         return self.taken[-1].sums, Weights(weights.config, flat=there[: weights.flat.size])
 
 
-@cache
 def card(dry):
-    """Our device; its kernels are compiled once for all jobs of a process."""
+    """Our device, as NANOEULER_CAPABILITY has it."""
+    return device_of(dry, os.environ.get(PRETENDED, ""))
+
+
+@cache
+def device_of(dry, pretends):
+    """One for each name of a card; its kernels are compiled once for all jobs of a process."""
     if dry:
         from nanoeuler.emulator import Device
     else:

@@ -4,7 +4,7 @@ Each form is checked on ragged sizes and on those of a training step, again and 
 does nothing but mma.sync, on registers, says what is the most there can be.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import numpy as np
@@ -19,6 +19,7 @@ from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch
 from nanoeuler.engines.gpu.lang.ptx import load_int2, mma_tile, store_float, zeros
 
 HOPPER = 9, 0  # whose cards this measures
+ADA = 8, 9  # whose forms, of at most 99 KiB, are timed beside them
 BLOCKS = 132  # multiprocessors of an H200
 
 
@@ -38,15 +39,26 @@ class Product:
 
 STEPS = 16384
 SMALL = MmaForm("NT", columns=128, resident=2)  # two blocks on a multiprocessor
+
+
+def little(form):
+    """What cards of 99 KiB get in place of a form, and another way to fill them: as wide, with
+    fewer stages."""
+    chosen = choose_mma(form.layout, *[8192] * 3, form.epilogue, form.out, ADA)
+    return chosen, replace(form, stages=2)
+
+
+NT, NN, TN = MmaForm("NT"), MmaForm("NN"), MmaForm("TN", "store", "float32")
 PRODUCTS = [
-    Product((8192,) * 3, (MmaForm("NT"), SMALL)),
-    Product((STEPS, 2304, 768), (MmaForm("NT"), SMALL)),
-    Product((STEPS, 768, 3072), (MmaForm("NT"),)),
-    Product((STEPS, 768, 3072), (MmaForm("NN"),)),
-    Product((768, 768, STEPS), (MmaForm("TN", "store", "float32"),)),
+    Product((8192,) * 3, (NT, SMALL, *little(NT))),
+    Product((STEPS, 2304, 768), (NT, SMALL, *little(NT))),
+    Product((STEPS, 768, 3072), (NT, *little(NT))),
+    Product((STEPS, 768, 3072), (NN, *little(NN))),
+    Product((768, 768, STEPS), (TN, *little(TN))),
 ]
 OTHERS = [MmaForm("NT", e) for e in ("bias", "bias and gelu", "residual")]
 OTHERS.append(MmaForm("TN", "add", "float32"))
+OTHERS += [each for form in OTHERS for each in little(form)]
 
 
 def label(form):
@@ -60,7 +72,8 @@ def label(form):
     return " ".join(part for part in parts if part)
 
 
-FORMS = sorted({*OTHERS, *(f for made in PRODUCTS for f in (*made.forms, made.choice))}, key=label)
+TIMED = [form for made in PRODUCTS for form in (*made.forms, made.choice)]
+FORMS = sorted({*OTHERS, *TIMED}, key=label)
 
 
 @cache

@@ -13,20 +13,24 @@ are float32 (B, H, padded(T)) in C order. Left out: kernels, and which widths D 
 """
 
 import math
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.lang import ptx
+from nanoeuler.engines.gpu.lang.card import L2
 from nanoeuler.engines.gpu.lang.instruction import float32, int32, int64
-from nanoeuler.engines.gpu.lang.kernel import cover
+from nanoeuler.engines.gpu.lang.kernel import Launch, cover
 from nanoeuler.errors import UserError
 
 PAD = 128          # rows of lse and delta come in multiples of this, the most that a block fetches
 FORBIDDEN = -1e30  # the score of a key that its query may not see
 LOWEST = -1e20     # the running maximum before any score
 PAST_END = 1e30    # lse of rows past T: makes their probabilities 0 in the backward
-# Bytes of what all heads that are worked on at a time stream: they should stay in the L2 cache, of
-# 50 MiB on an H200. Measured: 2 to 6 % at T = 4096 (the log book's table of attempts).
-FORWARD_SHARE, BACKWARD_SHARE = 32 << 20, 16 << 20
+# What all heads that are worked on at a time stream should stay in the L2 cache: the part of it
+# that they may take. Measured on an H200: 2 to 6 % at T = 4096 (the log book's table of attempts).
+FORWARD_PART, BACKWARD_PART = 0.64, 0.32
+FORWARD_SHARE, BACKWARD_SHARE = int(FORWARD_PART * L2), int(BACKWARD_PART * L2)  # bytes
 
 
 def round_up(n: int, size: int) -> int:
@@ -83,6 +87,18 @@ def grid_of(heads: int, tiles: int, size: int, share: int) -> tuple[int, int, in
     fit = [n for n in range(1, heads + 1) if heads % n == 0 and n * size <= share]
     together = max(fit, default=1)
     return together, tiles, heads // together
+
+
+def in_cache(q: Any, k: Any, launches: Iterable[Launch], share: float) -> list[Launch]:
+    """Launches of `mma_launch` as they are on a card where heads may stream `share` bytes at a time
+    (`grid_of`), of q (B, H, T, D) and k (B, G, T, D). No bit of a result is another."""
+    (B, H, T, D), size, made = q.shape, q.dtype.itemsize, []
+    for launch in launches:
+        together, tiles, rounds = launch.grid
+        heads = together * rounds  # B H or, where keys are a block's own, B G
+        streamed = 2 * size * T * D * (B * H // heads)
+        made.append(replace(launch, grid=grid_of(heads, tiles, streamed, int(share))))
+    return made
 
 
 class Head(NamedTuple):

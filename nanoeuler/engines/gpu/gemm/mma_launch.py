@@ -15,8 +15,9 @@ from nanoeuler.errors import UserError
 
 # What a tile costs beside its k-blocks (ring filled, sums stored), in k-blocks; about.
 TILE_COST = 4
-# Bytes that all memory moves while a block multiplies a k-block of 128 x 256; about.
-BYTES = 5e6
+# Bytes that memory moves for each multiprocessor while a block multiplies a k-block of 128 x 256;
+# about, and alike on cards with fewer of them, which have less memory to wait for, too.
+BYTES = 5e6 / MULTIPROCESSORS
 MOST_PIECES = 16  # along k: more are not worth the sum
 
 
@@ -25,10 +26,11 @@ def pieces_of(form: MmaForm, m: int, n: int, k: int, blocks: int = MULTIPROCESSO
     if form.out != "float32":
         return 1
     tiles, k_blocks = cover(m, form.rows) * cover(n, form.columns), cover(k, DEPTH)
+    moved = BYTES * blocks / form.resident * form.columns / 256  # meanwhile, by all of memory
 
     def cost(pieces: int) -> float:
         waves = cover(tiles * pieces, blocks)
-        summed = pieces * m * n * 8 / BYTES if pieces > 1 else 0
+        summed = pieces * m * n * 8 / moved if pieces > 1 else 0
         return waves * (cover(k_blocks, pieces) + TILE_COST) + summed
 
     return min(range(1, min(MOST_PIECES, k_blocks) + 1), key=cost)

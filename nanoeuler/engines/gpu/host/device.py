@@ -20,9 +20,11 @@ import numpy as np
 from nanoeuler.engines.gpu.host import libraries
 from nanoeuler.engines.gpu.host.cache import compiled
 from nanoeuler.engines.gpu.host.compile import Code, assemble, entry, machine
+from nanoeuler.engines.gpu.lang.card import Card, require_fit, stand_in
 from nanoeuler.engines.gpu.lang.instruction import Operand
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch, Map, require_aligned
 from nanoeuler.engines.gpu.lang.views import dense, part_of, reach, require_dense
+from nanoeuler.errors import UserError
 
 MAP_BYTES = 128  # of an encoded tensor map; CUDA driver API, CUtensorMap
 # ctypes of a kernel's arguments, by the letter of their type.
@@ -71,25 +73,50 @@ def number_of(driver: Any, handle: Any, name: str) -> int:
     return check(driver.cuDeviceGetAttribute(attribute, handle))
 
 
+def name_of(driver: Any, handle: Any) -> str:
+    """What a GPU is called."""
+    return check(driver.cuDeviceGetName(64, handle)).split(b"\0")[0].decode()
+
+
+def one_of_them(driver: Any, number: int) -> Any:
+    """The handle of GPU `number` of this machine; UserError where it has no such GPU."""
+    count = check(driver.cuDeviceGetCount())
+    if not 0 <= number < count:
+        most = f"0 to {count - 1}" if count > 1 else "0 alone"
+        raise UserError(f"expected the number of a GPU of this machine, {most}, got {number}")
+    return check(driver.cuDeviceGet(number))
+
+
 class Device:
     """One GPU: its memory, kernels loaded into it, and launches that it runs, alone or as a graph.
 
-    capability: of its architecture, as (9, 0); multiprocessors: how many it has.
+    real: its own numbers. card, capability, multiprocessors: those for which launches are chosen,
+    of the card that it pretends to be (`lang.card`), and otherwise its own.
     """
 
     def __init__(self, number: int = 0):
         self.driver = driver = libraries.driver()
         check(driver.cuInit(0))
-        self.handle = check(driver.cuDeviceGet(number))
+        self.handle = one_of_them(driver, number)
         context = check(driver.cuDevicePrimaryCtxRetain(self.handle))  # the one that others use
         check(driver.cuCtxSetCurrent(context))
-        self.name = check(driver.cuDeviceGetName(64, self.handle)).split(b"\0")[0].decode()
-        parts = "COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR"
-        self.capability = tuple(number_of(driver, self.handle, part) for part in parts)
-        self.multiprocessors = number_of(driver, self.handle, "MULTIPROCESSOR_COUNT")
+        self.number, self.name = number, name_of(driver, self.handle)
+        names = "COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR", "MULTIPROCESSOR_COUNT"
+        *capability, count, l2 = (
+            number_of(driver, self.handle, name) for name in (*names, "L2_CACHE_SIZE")
+        )
+        self.real = Card(tuple(capability), count, l2)
+        self.card = stand_in(self.real)
+        self.capability, self.multiprocessors, _ = self.card
         self.capturing = False
         self.later: list[tuple[Callable, Any]] = []
         self.functions: dict[Kernel, Any] = {}
+
+    def others(self) -> dict[int, str]:
+        """The names of this machine's other GPUs, by their numbers."""
+        count = check(self.driver.cuDeviceGetCount())
+        handles = {n: check(self.driver.cuDeviceGet(n)) for n in range(count) if n != self.number}
+        return {n: name_of(self.driver, handle) for n, handle in handles.items()}
 
     def memory_used(self) -> int:
         """The bytes that are taken of the GPU's memory, by whomever."""
@@ -202,8 +229,9 @@ class Device:
         """The kernel's handle; compiled here, or before (`compile.build_all`) and handed in."""
         if kernel in self.functions:
             return self.functions[kernel]
-        target, driver = machine(kernel, self.capability), self.driver
-        code = code or compiled([kernel], self.capability)[0]
+        require_fit(kernel, self.capability)
+        target, driver = machine(kernel, self.real.capability), self.driver
+        code = code or compiled([kernel], self.real.capability)[0]
         if code.image and code.target != target:  # machine code of another machine
             code = assemble(code.text, target)
         module = check(driver.cuModuleLoadData(code.image or code.text.encode() + b"\0"))
@@ -215,7 +243,7 @@ class Device:
     def load_all(self, kernels: Iterable[Kernel]) -> None:
         """Load kernels; those that are not kept on disk either are compiled side by side."""
         missing = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self.functions]
-        for kernel, code in zip(missing, compiled(missing, self.capability), strict=True):
+        for kernel, code in zip(missing, compiled(missing, self.real.capability), strict=True):
             self.load(kernel, code)
 
     def prepare(self, launch: Launch) -> Callable[..., None]:

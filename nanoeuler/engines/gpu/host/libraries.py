@@ -4,14 +4,14 @@
 # %% sec-gpu-door
 """The one door to the GPU: the only module that imports CUDA, when it is asked to.
 
-Left out: memory and launches (`device`), and choosing among several GPUs (CUDA_VISIBLE_DEVICES
-does that).
+Left out: memory and launches (`device`), and which of several GPUs a process takes (`stepper.gpu`).
 """
 
 import ctypes
 import importlib
 import importlib.util
 import os
+import platform
 import sys
 from typing import Any
 
@@ -21,6 +21,14 @@ from nanoeuler.errors import UserError
 MISSING = "numba-cuda is missing: pip install 'numba-cuda[cu13]'"
 # The driver's library by operating system; macOS has none.
 DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
+# The CUDA that our compilers are of, as the driver counts it, and the first driver that runs what
+# they make: CUDA Toolkit release notes, table of drivers.
+OLDEST, OLDEST_DRIVER = 13000, "580"
+# What cuInit answers if not 0: CUDA driver API, CUresult. 999 and others say nothing more.
+ANSWERS = {
+    100: "the CUDA driver finds no GPU",
+    803: "the CUDA driver is not the one that this system has loaded (it was updated, so restart)",
+}
 
 
 def no_gpu() -> str:
@@ -28,10 +36,19 @@ def no_gpu() -> str:
     try:
         library = ctypes.CDLL(DRIVERS.get(sys.platform, "libcuda"))
     except OSError:
+        if "microsoft" in platform.release().lower():
+            return "WSL2 has no CUDA driver (install NVIDIA's on Windows, and none in here)"
         return "there is no CUDA driver on this machine"
-    count = ctypes.c_int(0)
-    if library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
-        return "the CUDA driver finds no GPU"
+    version, count = ctypes.c_int(0), ctypes.c_int(0)
+    if answer := library.cuInit(0):
+        other = f"the CUDA driver does not start (error {answer}; see nvidia-smi)"
+        return ANSWERS.get(answer, other)
+    if library.cuDriverGetVersion(ctypes.byref(version)) or version.value < OLDEST:
+        has = f"{version.value // 1000}.{version.value % 1000 // 10}"
+        return (f"its driver is too old, of CUDA {has} where {OLDEST // 1000}.0 is needed (install "
+                f"driver {OLDEST_DRIVER} or newer)")  # fmt: skip
+    if library.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return ANSWERS[100]
     return "" if importlib.util.find_spec("numba_cuda") else MISSING
 
 

@@ -12,6 +12,7 @@ import os
 from importlib.util import find_spec
 
 from nanoeuler.engines.gpu.gemm.cublas import Gemm
+from nanoeuler.engines.gpu.lang.card import pretended
 from nanoeuler.engines.gpu.step.matmul import Epilogue, Multiplier
 from nanoeuler.engines.gpu.step.program import Array, Work
 from nanoeuler.errors import UserError
@@ -50,6 +51,8 @@ def multiplier() -> type[Multiplier]:
     if wish not in known:
         raise UserError(f"NANOEULER_PRODUCTS is one of {', '.join(known)}, and not {wish!r}")
     there = find_spec("nvmath") is not None
+    if pretended() and wish == "fastest":  # the library can't pretend to be on another card
+        return Multiplier
     if wish == "cublas" and not there:
         raise UserError(
             "NANOEULER_PRODUCTS is cublas, and there is no cuBLAS here: pip install "

@@ -20,11 +20,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nanoeuler.engines.gpu.attention import choice, float32_launch
+from nanoeuler.engines.gpu.attention import choice, float32_launch, mma_launch
 from nanoeuler.engines.gpu.attention.documents import Documents
-from nanoeuler.engines.gpu.attention.layout import Backward, padded
+from nanoeuler.engines.gpu.attention.layout import (
+    BACKWARD_PART,
+    FORWARD_PART,
+    Backward,
+    in_cache,
+    padded,
+)
 from nanoeuler.engines.gpu.gemm.float32 import eights
 from nanoeuler.engines.gpu.gemm.wgmma_form import EPILOGUES
+from nanoeuler.engines.gpu.lang.card import L2
 from nanoeuler.engines.gpu.lang.vectors import kind_of, piece
 from nanoeuler.engines.gpu.rows import activations, column_sums
 from nanoeuler.engines.gpu.rows.column_sums import sum_lines, sum_table_launch
@@ -150,11 +157,12 @@ class CudaEngine(Engine):
 
     def __init__(
         self, recording: Recording, capability: tuple = (9, 0), multiprocessors: int = 132,
-        multiplier: type[Multiplier] = Multiplier, precision: Precision = BF16,
+        multiplier: type[Multiplier] = Multiplier, l2: int = L2, precision: Precision = BF16,
     ) -> None:  # fmt: skip
         self.recording, self.precision = recording, precision
         self.bf16 = precision.kind == "bf16"
         self.capability, self.multiprocessors = tuple(capability), multiprocessors
+        self.l2 = l2
         self.multiply = multiplier(recording, capability, multiprocessors, precision.pieces)
         self.names: dict[tuple[str, int], str] = {}
         self.stored: set[int] = set()
@@ -432,6 +440,8 @@ class CudaEngine(Engine):
             launch = choice.forward_launch(*ends, self.capability, documents)
         else:
             launch = float32_launch.forward_launch(*ends, self.precision.pieces, documents)
+        if not self.bf16 or choice.family(self.capability, D) is mma_launch:
+            (launch,) = in_cache(ends[0], ends[1], [launch], self.l2 * FORWARD_PART)
         self.record("attention", launch, 4 * B * H * D * pairs(T, first))  # two products
         return y, (y, lse)
 
@@ -454,6 +464,8 @@ class CudaEngine(Engine):
             launches = choice.backward_launches(ends, self.capability, rope, documents)
         else:
             launches = float32_launch.backward_launches(ends, self.precision.pieces, documents)
+        if not self.bf16 or choice.family(self.capability, D) is mma_launch:
+            launches = in_cache(ends.q, ends.k, launches, self.l2 * BACKWARD_PART)
         flops = 10 * B * (N - 2 * n_kv) * D * pairs(T, first)  # five products
         self.record("attention backward", launches, flops)
         return dheads

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nanoeuler.engines.gpu.attention.documents import Documents, last_of
+from nanoeuler.engines.gpu.lang.card import L2
 from nanoeuler.engines.gpu.rows import adamw, gradient_norm
 from nanoeuler.engines.gpu.rows.embedding import plan_length, scatter_plan
 from nanoeuler.engines.gpu.rows.fill import clear_launch, clear_table
@@ -40,12 +41,13 @@ GRADIENTS, MOMENTS = "gradients", ("m", "v")  # memories of float32 (N,), beside
 
 
 class Machine(NamedTuple):
-    """What a program is recorded for: a card's compute capability, its multiprocessors, and what
-    records products for it."""
+    """What a program is recorded for: a card's compute capability, its multiprocessors, what
+    records products for it, and the bytes of its L2 cache."""
 
     capability: tuple[int, int]
     multiprocessors: int
     multiplier: type[Multiplier] = Multiplier
+    l2: int = L2
 
 
 class Rules(NamedTuple):

@@ -95,9 +95,10 @@ class CudaStepper(Stepper):
 
     def builder(self, kind: str) -> ProgramBuilder:
         """What records a "step" or "sums" for this device."""
-        card = tuple(self.device.capability), self.device.multiprocessors
+        *card, l2 = self.device.card
         builds = self.step_builder if kind == "step" else self.sums_builder
-        return builds(self.weights.config, Machine(*card, self.multiplier), self.precision)
+        machine = Machine(*card, self.multiplier, l2)
+        return builds(self.weights.config, machine, self.precision)
 
     def moments(self) -> dict[str, np.ndarray]:
         """The optimizer's moments, if there is one."""
@@ -248,7 +249,10 @@ NUMBER = "NANOEULER_GPU"  # the variable that says which GPU of this machine is 
 @cache
 def gpu() -> Device:
     """The GPU of this process, the first if nothing is said: kernels are compiled for it once."""
-    return Device(int(os.environ.get(NUMBER) or 0))
+    said = os.environ.get(NUMBER) or "0"
+    if not said.isdecimal():
+        raise UserError(f"expected the number of a GPU in {NUMBER}, as 0 or 1, got {said!r}")
+    return Device(int(said))
 
 
 def cuda_stepper(

@@ -31,7 +31,9 @@ from nanoeuler.engines.gpu.lang.kernel import Kernel
 from nanoeuler.files import replacing
 from nanoeuler.paths import data_folder
 
+# Values whose words say all: repr gives them back.
 PLAIN = bool, int, float, complex, str, bytes, type(None), type(...), np.generic, np.dtype
+# What compiles: pyproject.toml's extra `gpu`, and what it brings along.
 DISTRIBUTIONS = "numba", "numba-cuda", "llvmlite", "nvidia-cuda-nvcc", "nvidia-nvvm"
 MOST = 2000  # files: some thirty models; of more, those that were read longest ago are removed
 

@@ -3,7 +3,8 @@
 
 # %% sec-gpu-door
 """The side of the processor: libraries (the only module that imports CUDA), compile (Python to
-machine code), device (memory, launches, graphs), staging (pinned memory between host and GPU).
+machine code), cache (machine code kept on disk), device (memory, launches, graphs), staging
+(pinned memory between host and GPU).
 
-May import: errors, engines.gpu.lang.
+May import: errors, files, paths, engines.gpu.lang.
 """

@@ -961,7 +961,9 @@ assert main(line.split()) == 0
 def test_a_program_loads_what_it_uses(tmp_path):
     """matplotlib where a picture is drawn, a GPU's modules where there is one, numba to compile."""
     gpu = "nanoeuler.engines.gpu", "nanoeuler.planning.gpu_memory"
-    page = {gpu[0], f"{gpu[0]}.lang", f"{gpu[0]}.lang.card"}  # limits of cards, which are numbers
+    # Limits of cards, which are numbers, and the words in which a kernel is described.
+    words = "lang", "lang.card", "lang.kernel", "lang.instruction"
+    page = {gpu[0], *(f"{gpu[0]}.{name}" for name in words)}
     assert {*rooms(loaded("import nanoeuler.api"), "matplotlib", *gpu)} <= page
     lines = TRAINS.format(story=STORY, out=tmp_path / "run", tiny=TINY)
     trained = rooms(loaded(lines), "matplotlib", *gpu)

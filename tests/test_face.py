@@ -59,7 +59,8 @@ def test_the_examples_of_the_docstrings_run(module, folder, base, tmp_path, capf
     done = doctest.testmod(module, extraglobs=names, optionflags=flags)
     assert done.failed == 0, capfd.readouterr().out
     public = [each for each in vars(module).values() if getattr(each, "__doc__", None)
-              and getattr(each, "__module__", "") == module.__name__]  # fmt: skip
+              and getattr(each, "__module__", "") == module.__name__
+              and not each.__name__.startswith("_")]  # fmt: skip
     assert done.attempted > len(public)
 
 

@@ -273,11 +273,11 @@ def test_kernels_at_hand_are_compiled_in_copies_of_the_process():
 def test_only_what_is_missing_is_compiled_and_all_is_loaded(driver, monkeypatch):
     gpu, asked = device.Device(), []
 
-    def build_copies(kernels, capability):
+    def compiled(kernels, capability):
         asked.append([kernel.function.__name__ for kernel in kernels])
         return [compiler.Code(f".entry {name}(") for name in asked[-1]]
 
-    monkeypatch.setattr(device, "build_copies", build_copies)
+    monkeypatch.setattr(device, "compiled", compiled)
     gpu.load_all([KERNELS["add"], KERNELS["scale"], KERNELS["add"]])
     gpu.load_all(KERNELS.values())
     assert asked == [["add", "scale"], ["learn"]] and {*gpu.functions} == {*KERNELS.values()}

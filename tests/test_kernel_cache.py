@@ -15,7 +15,7 @@ CODE = Code("text of PTX, .entry name", b"\x7fELF\n\x00code", 40, 0, 8, ("a warn
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("NANOEULER_KERNELS", str(tmp_path / "gpu"))
     return tmp_path / "gpu"
 
 
@@ -93,7 +93,7 @@ def test_what_has_no_key_is_compiled_each_time_and_not_kept(place, built, monkey
 
 def test_a_folder_that_cannot_be_written_costs_time_alone(tmp_path, built, monkeypatch):
     (tmp_path / "file").touch()
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setenv("NANOEULER_KERNELS", str(tmp_path / "file"))
     assert cache.compiled([next(iter(MAKERS.values()))()]) == [CODE]
 
 

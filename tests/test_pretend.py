@@ -19,6 +19,7 @@ from nanoeuler.engines.gpu.gemm.mma_kernel import mma_kernel
 from nanoeuler.engines.gpu.gemm.wgmma_form import Form
 from nanoeuler.engines.gpu.gemm.wgmma_kernel import gemm_kernel
 from nanoeuler.engines.gpu.host import device as device_module
+from nanoeuler.engines.gpu.host.compile import machine
 from nanoeuler.engines.gpu.lang.card import PRETENDED, SHARED, TYPICAL, Card, pretended, stand_in
 from nanoeuler.engines.gpu.step import backends, stepper
 from nanoeuler.engines.gpu.step.lora import LoraStepper
@@ -88,13 +89,12 @@ def test_who_can_pretend_to_be_whom(monkeypatch, said, real, found):
 def test_a_gpu_compiles_for_itself_what_it_chooses_for_another(monkeypatch):
     driver, targets = lazy_driver.Driver(), []
 
-    def assemble(text, target):
-        targets.append(target)
-        return device_module.Code(".entry some_kernel(", target=target)
+    def compiled(kernels, capability):
+        targets.append(machine(*kernels, capability))
+        return [device_module.Code(".entry some_kernel(", target=targets[-1])]
 
     monkeypatch.setattr(device_module.libraries, "driver", lambda: driver)
-    monkeypatch.setattr(device_module, "to_ptx", lambda kernel: "")
-    monkeypatch.setattr(device_module, "assemble", assemble)
+    monkeypatch.setattr(device_module, "compiled", compiled)
     monkeypatch.setenv(PRETENDED, "8.9")
     gpu = device_module.Device()
     assert (gpu.real, gpu.card) == (H100, TYPICAL[8, 9])

@@ -117,9 +117,8 @@ def fingerprint(kernel: Kernel, target: tuple) -> str | None:
 
 
 def folder() -> Path:
-    """Where machine code is kept: NUMBA_CACHE_DIR, as numba's own, else with what is fetched."""
-    given = os.environ.get("NUMBA_CACHE_DIR")
-    return Path(given, "gpu") if given else data_folder("kernels")
+    """Where machine code is kept: NANOEULER_KERNELS, else beside what is fetched."""
+    return Path(os.environ.get("NANOEULER_KERNELS") or data_folder("kernels"))
 
 
 def read(path: Path) -> Code | None:

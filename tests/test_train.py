@@ -1052,7 +1052,8 @@ def test_what_comes_between_two_steps_is_no_part_of_the_pace():
         watch.lap(1)
         time.sleep(0.1)
         watch.skip()
-    assert all(0.02 <= each < 0.06 for each in watch.times)
+    # With what was skipped each would take 0.12 s; one of five isn't held up by other programs.
+    assert all(each >= 0.02 for each in watch.times) and min(watch.times) < 0.1
 
 
 class Judging:

@@ -73,16 +73,26 @@ class Description:
             return f"{name} {value!r}"
         if isinstance(value, CodeType):
             return self.code(value)
+        if isinstance(value, type):
+            return self.type(value)
         if isinstance(value, tuple | list):
-            return f"{name}({', '.join(map(self.of, value))})"
+            return f"{self.type(kind)}({', '.join(map(self.of, value))})"
         if isinstance(value, frozenset):
             return f"{name}({', '.join(sorted(map(self.of, value)))})"
-        if isinstance(value, ModuleType | BuiltinFunctionType | type | np.ufunc):
+        if isinstance(value, ModuleType | BuiltinFunctionType | np.ufunc):
             return f"{getattr(value, '__module__', '')}.{value.__name__}"
         if dataclasses.is_dataclass(value):
             fields = [getattr(value, field.name) for field in dataclasses.fields(value)]
             return f"{name}({', '.join(map(self.of, fields))})"
         raise Unknown(name)
+
+    def type(self, kind: type) -> str:
+        """A type's name; of a tuple with names, those as well, whose order a kernel hangs on."""
+        fields, defaults = (getattr(kind, f"_field{end}", ()) for end in ("s", "_defaults"))
+        if kind.__module__.startswith(instruction.PACKAGE) and not fields:
+            raise Unknown(kind.__qualname__)
+        named = [f"{name} = {self.of(value)}" for name, value in dict(defaults).items()]
+        return f"{kind.__module__}.{kind.__qualname__}{fields}{named}"
 
     def code(self, code: CodeType) -> str:
         """What bytecode does, without the names of files and the numbers of lines."""

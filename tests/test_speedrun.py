@@ -454,3 +454,25 @@ def test_their_muon_is_ours_but_for_bf16(mlp):
             step = weights[key] - before[weights.starts[key] :][: x.numel()].reshape(x.shape)
             off = np.linalg.norm(x.numpy() - weights[key]) / np.linalg.norm(step)
             assert off < 0.05, key  # five rounds in bf16, of numbers with 8 bits
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_their_gradients_begin_anew_each_step(optimizer):
+    """Muon's matrices aren't among AdamW's parameters, and must be emptied as well."""
+    torch = pytest.importorskip("torch", reason="needs PyTorch: pip install -e '.[oracle]'")
+    import speed_twin
+
+    config = replace(PRESETS["small"], **SIZES | {"vocab_size": 60})
+    settings = {"seed": 0, "optimizer": optimizer, "weight_decay": 0.1, "beta2": 0.98, "clip": 1e9,
+                "batch_size": 2}  # fmt: skip
+    spec = {"settings": settings, "dry": True, "mode": "default", "ratio": 1.0}
+    racer = speed_twin.Racer(spec, config, "cpu")
+    tokens = np.random.default_rng(0).integers(60, size=(2, config.context + 1))
+    seen = []
+    racer.model.register_forward_pre_hook(
+        lambda model, given: seen.append([x.grad for x in model.parameters()])
+    )
+    for _ in range(2):
+        targets = np.repeat(tokens[:, 1:, None], config.n_predict, axis=2)
+        racer.step(tokens[:, :-1], targets, 0.0)
+    assert len(seen) == 2 and all(g is None or not torch.any(g) for each in seen for g in each)

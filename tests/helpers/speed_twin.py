@@ -92,7 +92,7 @@ class Racer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)  # AdamW has not all of them
         if self.device != "cpu":
             self.events.append(torch.cuda.Event())
             self.events[-1].record()

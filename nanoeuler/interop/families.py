@@ -101,7 +101,7 @@ def table_of(config: ModelConfig, layout: Layout) -> Table:
 
 # %% sec-others-pairs
 def halves_from_pairs(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows (heads D, ...) in which RoPE rotates (2i, 2i + 1) of a head, in our order (i, i + D/2)."""
+    """Rows (heads D, ...), where RoPE rotates (2i, 2i + 1) of a head, in our order (i, i + D/2)."""
     split = rows.reshape(heads, -1, 2, *rows.shape[1:])
     return split.swapaxes(1, 2).reshape(rows.shape)
 

@@ -4,8 +4,7 @@
 # %% sec-corpus-marks
 """One document: its book cut out of the file, lines joined, and a reason where it's refused.
 
-Leaves out what other documents hold (`corpus`): nothing here depends on them, so it can be done
-by several threads.
+Leaves out other documents (`corpus`): nothing here depends on them, so several threads can do it.
 """
 
 import re
@@ -71,7 +70,7 @@ def book_in(text: np.ndarray) -> tuple[np.ndarray, str]:
     return body[: cut + last], ""
 
 
-LEAST_WORDS = 50  # of a document: of fewer, no language can be told
+LEAST_WORDS = 50  # of a document: of fewer, no language can be recognized
 LEAST_SHARE = 0.2  # of its words that are function words, in every language here
 
 

@@ -4,7 +4,7 @@
 # %% sec-corpus-files
 """Files and folders as documents, in one order: text, .gz, .zip, JSON lines, parquet.
 
-Leaves out what a document says (`cleaning`). A document that cannot be read has a reason.
+Leaves out what is in a document (`cleaning`). A document that cannot be read has a reason.
 """
 
 import gzip
@@ -31,7 +31,7 @@ class RefusedError(Exception):
 
 
 class Document(NamedTuple):
-    """A text that has not been read yet: load() gives its bytes and what a row says of them."""
+    """A text that has not been read yet: load() gives its bytes and what its row states."""
 
     name: str
     load: Callable[[], tuple[bytes, dict[str, str]]]
@@ -65,7 +65,7 @@ def _limited(file):
 
 
 def _whole(path, opened):
-    """(bytes, what is said of them) of the file `path`, `opened` by a function."""
+    """(bytes, nothing stated) of the file `path`, `opened` by a function."""
     try:
         check_regular(path)
         with opened(path, "rb") as file:
@@ -78,7 +78,7 @@ def _whole(path, opened):
 
 
 def _row(line):
-    """(text, what is said of it) of a line of JSON."""
+    """(text, what is stated with it) of a line of JSON."""
     try:
         row = json.loads(line)
         text = row["text"].encode()
@@ -109,7 +109,7 @@ def _lines(name, path, opened):
 
 
 def _member(path, member):
-    """(bytes, nothing said) of a member of a zip file."""
+    """(bytes, nothing stated) of a member of a zip file."""
     with zipfile.ZipFile(path) as archive, archive.open(member) as file:
         return _limited(file), {}
 

@@ -79,7 +79,7 @@ class _Shard:
         self.texts, self.lines, self.hashes, self.size, self.read = [], [], [], 0, 0
 
     def add(self, line: dict[str, Any], text: np.ndarray, hashes: np.ndarray) -> None:
-        """A document: its line in the manifest, its text, the hashes that it brings."""
+        """A document: its line in the manifest, its text, its new hashes."""
         if len(text):
             line |= {"text": len(text), "at": self.size}
             self.texts.append(text)
@@ -102,7 +102,7 @@ class _Shard:
 
 
 def _work(document: Document, rules: Rules) -> tuple[dict[str, Any], Cleaned]:
-    """What a thread does for a document: (its line in the manifest, what it says)."""
+    """A thread's work for a document: (its line in the manifest, the document cleaned)."""
     line: dict[str, Any] = {"name": document.name, "bytes": 0}
     try:
         raw, about = document.load()
@@ -118,7 +118,7 @@ def _work(document: Document, rules: Rules) -> tuple[dict[str, Any], Cleaned]:
 
 
 def _judged(line, cleaned, known, licence):
-    """Take a document up: (its text, the hashes that it brings); its line says the rest."""
+    """Compare a document with earlier ones: (its text, its new hashes); `line` gets the rest."""
     nothing = np.zeros(0, np.uint8), np.zeros(0, np.int64)
     line.setdefault("licence", line.pop("license", GUTENBERG if cleaned.gutenberg else licence))
     if "dropped" in line:
@@ -179,7 +179,7 @@ def _text_runs(document):
 def held_out_in(paths: Iterable[str | Path], threads: int = 1) -> tuple[tuple, dict[str, int]]:
     """(for `Rules`, counts) of files and folders of held-out texts and items.
 
-    UserError: one that cannot be read, since nobody could say then what was held out.
+    UserError for one that cannot be read, since nobody would know then what was held out.
     """
     runs, counts, texts = [], Counter(items=0, short_items=0, texts=0), []
     for name, path in files_in(paths):
@@ -278,9 +278,9 @@ def write_corpus(paths: Iterable[str | Path], out: str | Path, *,
                  report: Callable | None = None) -> dict[str, Any]:  # fmt: skip
     """Clean the files and folders `paths` into the folder `out`; return what corpus.json says.
 
-    without: files and folders that are held out. language: None keeps all. licence: that of what
-    says none. report(line, bytes read) is called after each document. If `out` holds the beginning
-    of the same, that is gone on with. UserError: nothing to read, or a folder with other things.
+    without: files and folders that are held out. language: None keeps all. licence: of documents
+    that state none. report(line, bytes read) is called after each. If `out` has an unfinished
+    corpus of the same, it is continued. UserError: nothing to read, or a folder with other things.
     """
     out, files = Path(out), files_in(paths)
     threads, held_out, counts = threads or cores(), Rules().held_out, {}

@@ -4,7 +4,7 @@
 # %% sec-corpus-words
 """Paragraphs by their words: hashes, runs of 13 words that are held out too, languages.
 
-Leaves out what is done about a copy (`cleaning`, `corpus`). A word is a run of letters and digits,
+Leaves out what happens to a copy (`cleaning`, `corpus`). A word is a run of letters and digits,
 without case; hashes are int64, 0 for none.
 """
 
@@ -107,7 +107,7 @@ def _set_bits(bits, keys):
 
 
 def bits_for(keys: np.ndarray) -> np.ndarray:
-    """Bits, int64 (words,): one is set for each of `keys`, and at least 8 there are for each."""
+    """A Bloom filter, int64 (words,): each of `keys` sets one bit, of at least 8 for each key."""
     bits = np.zeros(1 << max(4, (len(keys) // 8).bit_length()), np.int64)
     _set_bits(bits, keys)
     return bits
@@ -142,15 +142,15 @@ FUNCTION_WORDS = {
     "la": "et in est non ad ut cum quae qui sed si quod ex per esse hoc ab atque nec sunt quam aut"
     " de etiam",
 }
-LANGUAGES = tuple(FUNCTION_WORDS)  # those that can be told, in the order of survey's counts
+LANGUAGES = tuple(FUNCTION_WORDS)  # those that we recognize, in the order of survey's counts
 
 
 _SLOTS = 1 << 12
 
 
 def _owners():
-    """(slots, numbers, members): the slot and the number of each function word, and in members,
-    int64 (words, L), whose it is. No two words share a slot: some multiplier sees to it.
+    """(owners, numbers, shift, members): the hash and the number of the function word in each slot,
+    the shift with which no two words share a slot, and in members, int64 (words, L), whose it is.
     """
     words = sorted({word for line in FUNCTION_WORDS.values() for word in line.split()})
     lengths = [len(word) for word in words]
@@ -209,7 +209,7 @@ def runs_of(hashes: np.ndarray, firsts: np.ndarray) -> tuple:
 def survey(
     text: np.ndarray, starts: np.ndarray, fold: np.ndarray, functions: tuple, held_out: tuple
 ) -> tuple:
-    """What paragraphs `starts` (p + 1,) of `text` say: (hashes, words, runs, languages).
+    """The words of paragraphs `starts` (p + 1,) of `text`: (hashes, words, runs, languages).
 
     hashes int64 (p,), none 0; words int64 (p,), how many; runs int64 (p,), how many of their runs
     are in `held_out`, a (table, bits); languages int64 (L,): function words of each.

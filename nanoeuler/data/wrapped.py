@@ -4,7 +4,7 @@
 # %% sec-corpus-plain
 """From hard-wrapped lines to paragraphs: bytes checked, the line ends of an editor taken out.
 
-Leaves out what paragraphs say (`words`) and whether they are kept (`cleaning`).
+Leaves out what is in a paragraph (`words`) and whether it is kept (`cleaning`).
 """
 
 import numpy as np
@@ -73,8 +73,8 @@ def plain(raw: np.ndarray, out: np.ndarray) -> tuple:
 
 
 # %% sec-corpus-wrapped
-# What is known of a line, a column of int64 each: its bytes, its width in characters with the
-# indentation, that of its first word, and whether it begins with a capital or has wide gaps.
+# The columns of a line's row, int64 each: where its bytes begin and end, its width in characters,
+# its indentation, the width of its first word, whether it begins with a capital or has wide gaps.
 START, END, WIDTH, INDENT, FIRST, CAPITAL, GAPS = range(7)
 
 

@@ -35,7 +35,7 @@ class Span(NamedTuple):
 
 
 def prefix(tokenizer: Tokenizer) -> list[int]:
-    """What stands before a text that has no context: one id, or those that begin every text."""
+    """What comes before a text that has no context: one id, or those that begin every text."""
     if tokenizer.begin:
         return list(tokenizer.begin)
     if END in tokenizer.special:

@@ -3,7 +3,7 @@
 
 # %% sec-others-safetensors
 """Models of others, in and out: safetensors_file and huggingface (a folder of the Hub), families
-(whose tensors are called what), gguf, gguf_model and quants (llama.cpp's file), llama2c; source
+(the names of their tensors), gguf, gguf_model and quants (llama.cpp's file), llama2c; source
 is the one way in and out.
 
 May import: errors, files, model, tokenizer.

@@ -2,7 +2,7 @@
 
 
 # %% sec-others-names
-"""Whose tensors are called what: one table for import and export, and each family's config.json.
+"""Names of tensors by family: one table for import and export, and each family's config.json.
 
 Leaves out the files (safetensors_file.py, gguf.py). Letters: C channels, H query heads, G key/value
 heads, D head width, F MLP width, V vocabulary.
@@ -23,12 +23,12 @@ from nanoeuler.model.weights import Weights
 
 
 class Layout(NamedTuple):
-    """How a family stores a model: its names for our tensors, and which matrices it turns."""
+    """How a family stores a model: its names for our tensors, and which matrices it transposes."""
 
     names: Mapping[str, tuple[str, ...]]  # ours -> theirs, side by side; {} is the layer
     prefix: str = ""            # before each name but that of the output matrix
     as_ours: frozenset[str] = frozenset({"embedding", "positions"})  # not transposed
-    paired: bool = False        # whether queries and keys turn the pairs (2i, 2i + 1)
+    paired: bool = False        # whether RoPE rotates the pairs (2i, 2i + 1)
 
 
 class Part(NamedTuple):
@@ -101,7 +101,7 @@ def table_of(config: ModelConfig, layout: Layout) -> Table:
 
 # %% sec-others-pairs
 def halves_from_pairs(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows (heads D, ...) in which RoPE turns (2i, 2i + 1) of a head, in our order (i, i + D/2)."""
+    """Rows (heads D, ...), where RoPE rotates (2i, 2i + 1) of a head, in our order (i, i + D/2)."""
     split = rows.reshape(heads, -1, 2, *rows.shape[1:])
     return split.swapaxes(1, 2).reshape(rows.shape)
 
@@ -142,7 +142,7 @@ def stored_from(
 ) -> StoredWeights:
     """The weights of a model whose tensors `pieces(name)` knows in a file: they stay there.
 
-    `check_shapes` has taken them. UserError for a number that is none.
+    `check_shapes` has taken them. UserError for a number that isn't finite.
     """
     stored = {}
     for name, shape in parameter_shapes(config).items():
@@ -164,7 +164,7 @@ def weights_from(
 ) -> Weights:
     """The weights of a model whose tensors `read(name)` gives as float32, one at a time.
 
-    `check_shapes` has taken them. UserError for a number that is none.
+    `check_shapes` has taken them. UserError for a number that isn't finite.
     """
     weights = Weights(config)
     for name, parts in table.items():
@@ -252,9 +252,9 @@ OTHERS = {
     "olmoe": "a mixture of experts", "llama4": "a mixture of experts",
     "gemma": "norms with 1 + gain, and scaled embeddings", "gemma2": "four norms a layer",
     "gemma3": "four norms a layer", "gemma3_text": "four norms a layer",
-    "phi": "attention and MLP side by side", "phi3": "fused matrices, and scaled rotations",
-    "gpt_neox": "attention and MLP side by side", "gptj": "attention and MLP side by side",
-    "falcon": "attention and MLP side by side", "bloom": "ALiBi positions",
+    "phi": "attention and MLP in parallel", "phi3": "fused matrices, and scaled rotations",
+    "gpt_neox": "attention and MLP in parallel", "gptj": "attention and MLP in parallel",
+    "falcon": "attention and MLP in parallel", "bloom": "ALiBi positions",
     "mpt": "ALiBi positions", "smollm3": "layers without rotary positions",
     "mamba": "no attention", "qwen3_next": "layers without attention",
 }  # fmt: skip

@@ -86,7 +86,7 @@ class Cursor:
         if code == ARRAY and depth >= MOST_NESTED:
             raise ValueError(f"arrays are nested more than {MOST_NESTED} deep")
         if n > len(self.data) - self.at:
-            raise ValueError(f"an array should have {n} elements, and fewer bytes are left")
+            raise ValueError(f"an array has {n} elements by its length, and fewer bytes are left")
         return [self.value(code, depth + 1) for _ in range(n)]
 
 

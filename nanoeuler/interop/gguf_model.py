@@ -230,7 +230,7 @@ def read_model(
 
 
 def metadata_of(config: ModelConfig, architecture: str, kind: str, name: str) -> dict[str, Any]:
-    """The keys that llama.cpp wants of a model, except for the tokenizer's."""
+    """The keys that llama.cpp needs of a model, except for the tokenizer's."""
     keys = {
         "context_length": config.context, "embedding_length": config.dim,
         "block_count": config.n_layers, "feed_forward_length": config.hidden,

@@ -126,7 +126,7 @@ def q5_k(blocks: np.ndarray) -> np.ndarray:
 def q6_k(blocks: np.ndarray) -> np.ndarray:
     """d scale (q - 32). Blocks (n, 210) uint8: 4 bits of 256, 2 bits of 256, 16 int8 scales, d.
 
-    Either half of a block has 64 bytes of lower bits and 32 bytes of upper ones. Of its four
+    Each half of a block has 64 bytes of lower bits and 32 bytes of upper ones. Of its four
     quarters the first two have the low nibbles, and quarter j has the bits 2 j of the upper bytes.
     """
     low = blocks[:, :128].reshape(-1, 2, 1, 64)

@@ -46,9 +46,9 @@ class Imported(NamedTuple):
 
 
 def kind_of(source: str | Path) -> str:
-    """What `source` is, by its content: RUN, FOLDER, GGUF, LLAMA2C, PICKLE or NOTHING.
+    """The kind of `source`, by its content: RUN, FOLDER, GGUF, LLAMA2C, PICKLE or NOTHING.
 
-    A folder without a config.json is a run that has not begun, or none.
+    A folder without a config.json is RUN (one that has not begun, or none), or PICKLE.
     """
     path = Path(source)
     if path.is_dir():
@@ -71,7 +71,7 @@ def kind_of(source: str | Path) -> str:
     return next((kind for magic, kind in MAGIC.items() if head.startswith(magic)), LLAMA2C)
 
 def is_source(path: str | Path) -> bool:
-    """Whether `read_source` should read it, and not what reads runs, or says that there is none."""
+    """Whether `path` is a model of others, for `read_source`, and neither a run nor missing."""
     return kind_of(path) not in (RUN, NOTHING)
 
 
@@ -106,7 +106,7 @@ def read_source(
     """The model at `source`: a folder of the Hub, a .gguf file, llama2.c's .bin, or hf:OWNER/NAME.
 
     context: positions, fewer than the model has; None: all. tokenizer: a file, where the source has
-    none. UserError in one line for what our model can't be, and for damage.
+    none. UserError in one line for a model that ours can't be, and for a damaged one.
     """
     origin, path = str(source), Path(source)
     if origin.startswith(HUB):
@@ -126,7 +126,7 @@ def read_source(
         raise UserError(f"expected a model at {source}, {EXPECTED[kind]}")
     return Imported(config, words, weights, origin)
 
-# What is wrong with a source that is no model of others, and what to do.
+# Why a source is no model of others, and what to do; the sentence goes on from "at {source},".
 EXPECTED = {
     NOTHING: "but there is nothing: check the path, or write hf:OWNER/NAME for one of the Hub",
     RUN: "but that is a folder of ours, or an empty one: use it as it is (--from)",
@@ -145,10 +145,10 @@ WANTED = (
 
 @contextlib.contextmanager
 def _told(name: str) -> Iterator[None]:
-    """Turn what the Hub's library raises into one line."""
+    """Turn an exception of the Hub's library into a UserError of one line."""
     try:
         yield
-    except Exception as error:  # of HTTP, of names, of a cache: a world of its own
+    except Exception as error:  # of HTTP, of names, of a cache: many kinds
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"hf:{name} could not be fetched ({type(error).__name__}: {reason}): check "
                         "the name and the connection, and try again") from None  # fmt: skip
@@ -201,7 +201,7 @@ def write_source(
     form: str, path: str | Path, config: ModelConfig, tokenizer: Tokenizer, weights: Weights,
     kind: str | None = None,
 ) -> list[str]:  # fmt: skip
-    """Write a model in another's format, FORMATS, with its tokenizer; what was left out, said.
+    """Write a model in a format of FORMATS, with its tokenizer; return lines on what is left out.
 
     kind: of the numbers; None is the format's first. UserError, before anything is written, for
     what the format can't hold, and where something is in the way.

@@ -183,7 +183,7 @@ class ChatTemplate:
             first = re.search("|".join(map(re.escape, self._names)), after) if self._names else None
             found = [self.tokenizer.special[first[0]]] if first else []
         except UserError:
-            pass  # it wants other conversations
+            pass  # the template needs other conversations
         eos = self.tokenizer.vocabulary.eos
         return (*found, *([eos] if eos is not None and eos not in found else []))
 

@@ -47,7 +47,7 @@ def gguf_metadata(tokenizer: Tokenizer, rows: int = 0) -> dict[str, Any]:
 def read_tokenizer_json(path: str | Path) -> Tokenizer:
     """The tokenizer of Hugging Face's tokenizer.json, or of a folder that holds one.
 
-    What stands beside the file counts, too: tokenizer_config.json says which tokens begin and end a
+    Other files of the folder count, too: tokenizer_config.json says which tokens begin and end a
     text, and it or chat_template.jinja holds the template of a conversation.
     """
     path = Path(path)

@@ -31,7 +31,7 @@ EPILOGUES = "store", "bias", "bias and gelu", "residual", "add"
 
 @dataclass(frozen=True)
 class MmaForm:
-    """What is settled when a kernel is compiled. Float32: store or add; bf16: all but add."""
+    """Compile-time parameters of a kernel. Float32 can store or add; bf16 all except add."""
 
     layout: str = "NT"  # NT, NN or TN
     epilogue: str = "store"  # one of EPILOGUES; gelu is the tanh form

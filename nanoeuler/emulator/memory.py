@@ -90,7 +90,7 @@ class Shared:
             self.machine.history.append((self.machine.tick, state.astype(np.uint8)))
 
     def late(self, words: np.ndarray, known: np.ndarray, writes: bool) -> tuple[int, str] | None:
-        """A word, and whose access to it `known` lacks: the last write or, to write, any read."""
+        """A word, and the actor whose access to it `known` lacks: a write or, to write, a read."""
         late = self.written[words] > known[self.writer[words]]
         if np.count_nonzero(late):
             word = int(words[late].flat[0])
@@ -202,7 +202,7 @@ class Shared:
         self.note()
 
     def land(self, words: np.ndarray, where: np.ndarray, data: np.ndarray) -> None:
-        """The bytes of an asynchronous write arrive, at the byte addresses `where`."""
+        """The bytes of an asynchronous write arrive at the byte addresses `where`."""
         self.bytes[where] = data
         self.flags[words] = USED | WRITTEN
         self.note()
@@ -337,7 +337,7 @@ class Global:
             left &= ~mine
 
     def settle(self) -> None:
-        """A barrier: fault if two threads abreast have touched an element, and one wrote it."""
+        """At a barrier: fault if two threads in lockstep touched an element, and one wrote it."""
         for region in self.regions:
             if region.moves[1]:
                 region.check_moves()

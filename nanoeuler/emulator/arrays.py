@@ -87,7 +87,7 @@ class Log:
     """The log of a block's accesses to arrays since its threads last met.
 
     Elements are numbered through all arrays of the block. before: how many reads there were at each
-    write; plain: whether it is no atomic. lines: where each read and each write stands in the code.
+    write; plain: whether it is no atomic. lines: the place of each read and each write in the code.
     marks: (thread, reads so far, writes so far) at the end of each turn.
     """
 

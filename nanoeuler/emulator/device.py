@@ -157,7 +157,7 @@ class Device:
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Sheet:
         """Memory for an array in C order, which nobody has written."""
-        self.refuse("memory is asked for")
+        self.refuse("memory is allocated")
         kind, shape = np.dtype(dtype), tuple(shape)
         strides = dense(shape, kind.itemsize)
         memory = Bytes(kind.itemsize * int(np.prod(shape, dtype=np.int64)))
@@ -192,7 +192,7 @@ class Device:
 
     def page(self, size: int) -> np.ndarray:
         """`size` bytes of the host's memory that `send` and `fetch` take."""
-        self.refuse("memory is asked for")
+        self.refuse("memory is allocated")
         return np.full(size, UNWRITTEN, np.uint8)
 
     def _begin(self, copy: Transit) -> None:

@@ -122,7 +122,7 @@ class Seat(Owner):
 
 
 class Seats(dict):
-    """Number in the team -> seat, made when it is asked for: few threads ever act alone."""
+    """Number in the team -> seat, made on first use: few threads ever act alone."""
 
     def __init__(self, block: Block, first: int, places: list[Place]):
         super().__init__()

@@ -2,7 +2,7 @@
 
 
 # %% sec-paper-threads
-"""The machine: threads that take turns, meetings where they wait, and who goes next.
+"""The machine: threads that take turns, meetings where they wait, and a scheduler.
 
 Every CUDA thread is a greenlet: it runs until it has to wait, and hands over to the scheduler.
 What must not happen is a `Fault`, which names a line of the kernel. Left out: memory.
@@ -84,14 +84,14 @@ def close(owner: Owner) -> None:
 class Thread(greenlet, Owner):
     """One CUDA thread: `number` in its block, `lane` in its `warp`, its place as threadIdx."""
 
-    size = 1  # a team of threads (abreast) has more
+    size = 1  # a team of threads in lockstep has more
 
     def __init__(self, body: Callable[[], None], block: "Block", number: int, place: Any):
         super().__init__(body)
         self.block, self.number, self.lane, self.threadIdx = block, number, number % WARP, place
         self.warp, self.group = block.warps[number // WARP], block.groups[number // GROUP]
         self.parts = {}
-        self.reason: Callable[[], str] = str  # why it waits, in words, when asked
+        self.reason: Callable[[], str] = str  # why it waits, in words, made only for a report
         self.waits = ""  # what it waits at: syncthreads, a warp, or anything else
         self.answer: Any = None  # what a meeting gives it
         self.unfenced: list = []  # (memory, words) that it stored and no proxy fence followed
@@ -120,7 +120,7 @@ class Meeting(Owner):
         self.key, self.arrived = "", 0
 
     def part(self, mask: int) -> "Meeting":
-        """The lanes of a mask, as a meeting of their own."""
+        """The lanes of a mask, as a separate meeting."""
         whole = (1 << self.size) - 1
         if mask & whole == whole:
             return self
@@ -206,7 +206,7 @@ class Machine:
         self.spinners: list[Thread] = []  # in a loop until somebody changes memory
         self.counts: collections.Counter = collections.Counter()
         self.tick = 0  # turns taken so far: the only clock here
-        self.meetings = 0  # of warps abreast, so far
+        self.meetings = 0  # of warps in lockstep, so far
         self.spans: list[Span] = []
         self.watch: tuple[int, int] | None = None  # shared bytes of block 0, for a picture
         self.history: list[tuple[int, Any]] = []  # (turn, the state of each word) of those

@@ -156,7 +156,7 @@ class Rewriting(ast.NodeTransformer):
         return new or [ast.Pass()]
 
     def loop(self, at: str, body: list[ast.stmt]) -> list[ast.stmt]:
-        """The body of a loop: what is assigned counts for those who have not left it."""
+        """The body of a loop: assignments count for threads that have not left it."""
         self.loops.append(at)
         body = self.block(body)
         self.loops.pop()

@@ -71,7 +71,7 @@ def each(act: Callable, *args: Any) -> Any:
     if plain_of(act) not in PURE:
         team.alone(int(plain_of(act) in FAR))
     if plain_of(act) in ATOMIC and team.count > 1:
-        raise Apart  # who comes first decides what is found, or how a sum is rounded
+        raise Apart  # the threads' order decides on the values found, or on a sum's rounding
     lists, answers = [scalars(arg) for arg in args], []
     who = team.active()
     for n in who:
@@ -112,7 +112,7 @@ def once(act: Callable, *args: Any) -> Any:
 
 
 def once_for_any(act: Callable, *args: Any) -> Any:
-    """Act once, whoever is active: it does not matter how often."""
+    """Act once, whichever threads are active: it does not matter how often."""
     return act(*[arg.same().item() if isinstance(arg, Lanes) else arg for arg in args])
 
 

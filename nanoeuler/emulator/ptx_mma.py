@@ -107,7 +107,7 @@ def rights(pairs: np.ndarray) -> np.ndarray:
 
 
 def summed(total: np.ndarray | float, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """A B + total in float32, rounded once: each element the same, wherever it stands.
+    """A B + total in float32, rounded once: each element the same, wherever it is.
 
     A library's float32 product sums the last rows of a matrix in another order than the others, on
     some processors. In float64 products of bf16 are exact, and their sum is to 1e-15.

@@ -95,7 +95,7 @@ class Statement:
 def statements(text: str) -> Iterator[Statement | str]:
     """The statements of a PTX text, and its labels as strings; declarations are left out."""
     for piece in re.sub(r"//[^\n]*", "", text).split(";"):
-        # A brace that opens or closes a scope stands before a statement; one of a list, inside.
+        # A brace that opens or closes a scope comes before a statement; one of a list, inside.
         piece = re.sub(r"^[\s{}]+", "", piece)
         while match := LABEL.match(piece):
             yield match[1]

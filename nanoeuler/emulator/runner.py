@@ -51,7 +51,7 @@ def places(size: Place) -> list[Place]:
 class Report:
     """A run of a launch. counts: by name; ticks: turns that were taken; spans: what took time;
     history: the states of the words that were watched, after each turn that changed one; team: how
-    many threads went abreast.
+    many threads ran in lockstep.
     """
 
     counts: dict[str, int]
@@ -79,7 +79,7 @@ def run(
     the id of an array, which of its elements (size,) count so, which is brought up to date.
     watch: from which byte to which of block 0's shared memory the report keeps a history of states.
     past: by the id of an array, how many bytes behind a multiple of 256 it begins; 0 for others.
-    abreast: whether threads may go in teams where that shows nothing wrong; else one by one.
+    abreast: whether threads may run in lockstep where that shows nothing wrong; else one by one.
     """
     arrays = [a.array if isinstance(a, Map) else a for a in launch.args]
     arrays = [array for array in arrays if isinstance(array, np.ndarray)]
@@ -146,7 +146,7 @@ class Run:
     """One run of a launch, thread by thread: its machine, memory and arguments."""
 
     size = 1  # threads of a team
-    # What stands behind the names of a kernel: for `cuda`, which looks up who is running, for the
+    # The objects behind the names of a kernel: for `cuda`, which looks up who is running, for the
     # types, and the module that translates instructions.
     cuda: Any = Cuda()
     types, ptx = vars(dtypes), "ptx_parser"

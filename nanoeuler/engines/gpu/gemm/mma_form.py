@@ -127,7 +127,9 @@ def require_space(space: Any, need: int, sizes: tuple[int, ...]) -> None:
     room = 0 if space is None else math.prod(space.shape) * space.dtype.itemsize
     if room < need:
         m, n, k = sizes
-        raise UserError(f"a product of {m} x {n} x {k} needs {need} bytes of space, not {room}")
+        raise UserError(
+            f"a product of {m} x {n} x {k} needs {need} bytes of space, not {room}: make it larger"
+        )
 
 
 def fit(form: MmaForm, a: Any, b: Any, c: Any, aux: Any = None) -> tuple[int, int, int]:

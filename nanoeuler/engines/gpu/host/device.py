@@ -58,7 +58,7 @@ class DeviceArray:
 def check(outcome: tuple) -> Any:
     """What a call of the driver returned, after its error code.
 
-    If that is not 0: MemoryError where there is no room, RuntimeError otherwise.
+    If that is not 0: MemoryError where there isn't enough memory, RuntimeError otherwise.
     """
     error, *values = outcome
     if int(error):

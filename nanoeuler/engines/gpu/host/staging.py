@@ -76,7 +76,7 @@ class Inbox(Box):
     def send(self) -> None:
         """Have the page copied to `parts`, when all that was started before has run."""
         if not self.open:
-            raise UserError("the inbox was sent already: ask for its next page and fill that")
+            raise UserError("the inbox was sent already: take its next page and fill that")
         self.device.send(self.array, self.pages[self.turn])
         self.sent[self.turn] = self.device.mark()
         self.turn, self.open = (self.turn + 1) % PAGES, False

@@ -65,7 +65,7 @@ class Card(NamedTuple):
     l2: int
 
 
-# The card that stands for a capability: A100, RTX 3060, RTX 4070, H100, RTX 5090. Their numbers,
+# A typical card of each capability: A100, RTX 3060, RTX 4070, H100, RTX 5090. Their numbers,
 # with sources, are those of planning/cards.py, which tests/test_pretend.py compares.
 TYPICAL = {
     (8, 0): Card((8, 0), 108, 40 << 20), (8, 6): Card((8, 6), 28, 3 << 20),

@@ -94,10 +94,10 @@ class Instruction:
 def ptx(text: str, args: str = "", ret: str = "", pure: bool = False) -> Instruction:
     """An instruction from PTX `text` with operands `args` and results `ret` (see `operands`).
 
-    In the text, $0, $1... are the results, then the arguments; an array stands for its registers
-    with commas, $1[0:4] for the first four. One result is returned as it is, several as a tuple.
-    pure: the results hang on the arguments alone, so that a compiler may move, merge or drop it;
-    otherwise it stays where it stands, in order with all accesses to memory.
+    In the text, $0, $1... are the results, then the arguments. An array means its registers with
+    commas between, $1[0:4] the first four. One result is returned as it is, several as a tuple.
+    pure: the results depend on nothing but the arguments, so a compiler may move, merge or drop it.
+    Otherwise it stays in its place, in order with all accesses to memory.
     """
     made = Instruction(text, operands(args), operands(ret), pure)
     if any(operand.count or operand.letter == "p" for operand in made.ret):
@@ -128,7 +128,7 @@ cuda = Name("cuda")
 int8, int32, int64, float32 = Name("int8"), Name("int32"), Name("int64"), Name("float32")
 
 
-@cache  # a kernel's helpers are asked for at each launch, and equal code uses equal names
+@cache  # a kernel's helpers are looked up at each launch, and equal code uses equal names
 def used(code: CodeType) -> frozenset[str]:
     """The globals that a function's code, or one inside it, looks up: `name`, `module.name`."""
     inner = [used(part) for part in code.co_consts if isinstance(part, CodeType)]

@@ -41,8 +41,8 @@ def part_of(
 ) -> tuple[tuple[int, ...], np.dtype, tuple[int, ...]]:
     """Shape, dtype and strides of a part that begins `offset` bytes into an array.
 
-    strides: C order where None is given. UserError where the part would reach outside, or its
-    elements would not lie at multiples of their own size.
+    strides: C order where None is given. UserError if the part would reach outside, or its elements
+    would not be at multiples of their size.
     """
     kind, shape = np.dtype(dtype), tuple(shape)
     size = kind.itemsize

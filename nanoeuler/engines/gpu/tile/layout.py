@@ -21,7 +21,7 @@ def swizzle(row, columns):
 
 
 def chunk_at(row, chunk, columns):
-    """The byte of a tile of so many columns where a row's chunk of 8 of them stands."""
+    """The byte of a tile of so many columns where a row's chunk of 8 of them begins."""
     return int32(row * (2 * columns) + ((chunk ^ swizzle(row, columns)) << 4))
 
 
@@ -36,7 +36,7 @@ def lane_column(lane):
 
 
 def pair_at(lane):
-    """The byte of a panel where a lane's first pair of bf16 stands: 8 j columns on, ^ (j << 4)."""
+    """The byte of a panel where a lane's first pair of bf16 is: 8 j columns on, ^ (j << 4)."""
     return int32(chunk_at(lane_row(lane), 0, PANEL) + 2 * lane_column(lane))
 
 

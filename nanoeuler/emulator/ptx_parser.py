@@ -71,7 +71,7 @@ def operation(mnemonic: str) -> tuple[Operation, tuple]:
         if match:
             return candidate, match.groups()
     raise UserError(
-        f"the emulator has no function for {mnemonic!r}: register one in a module of {HERE}"
+        f"the emulator has no instruction {mnemonic!r}: register a function in {HERE}"
     )
 
 

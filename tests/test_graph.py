@@ -218,11 +218,11 @@ def test_what_is_out_of_order_is_refused(either):
     graph, inbox, outbox = training(either)
     with pytest.raises(UserError, match="no result is under way"):
         outbox.read()
-    with pytest.raises(UserError, match="ask for its next page"):
+    with pytest.raises(UserError, match="take its next page"):
         inbox.send()
     fill(inbox, 1)
     inbox.send()
-    with pytest.raises(UserError, match="ask for its next page"):
+    with pytest.raises(UserError, match="take its next page"):
         inbox.send()
     graph.launch()
     outbox.fetch(), outbox.fetch()

@@ -58,8 +58,8 @@ NOTHING = Kernel(nothing, "l", 32)
 MISTAKES = {
     "the host reads": lambda device, x: device.host(x),
     "the host writes": lambda device, x: device.fill(x, 0),
-    "memory is asked for": lambda device, x: device.empty((1,), np.float32),
-    "memory is asked": lambda device, x: device.array(np.ones(1)),
+    "memory is allocated": lambda device, x: device.empty((1,), np.float32),
+    "memory is alloc": lambda device, x: device.array(np.ones(1)),
     "memory is": lambda device, x: device.page(8),
     "the host waits": lambda device, x: device.waits(),
     "a mark is set": lambda device, x: device.mark(),

@@ -5,8 +5,8 @@
 """A GPU emulator: kernels run unmodified, instruction by instruction, and are checked.
 
 dtypes (numbers in registers), machine (threads and their turns), vector_clocks, memory, counters
-(traffic), arrays and their shadow, barriers, cuda (what a kernel finds under that name), masks and
-lockstep (threads in teams), runner, device (what the host does, and graphs of launches), drawing.
+(traffic), arrays and their shadow, barriers, cuda (the kernel's `cuda` module), masks and lockstep
+(threads in teams), runner, device (for the host, with graphs of launches), drawing.
 PTX: ptx_parser, fragments, the families of instructions ptx_math, ptx_memory, ptx_sync, ptx_copy,
 ptx_mma, and ptx_lockstep (for teams). Whole programs: rehearsal (a step), collectives (ranks).
 

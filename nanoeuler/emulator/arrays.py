@@ -2,7 +2,7 @@
 
 
 # %% sec-paper-arrays
-"""Arrays that a kernel indexes: each access is written down, and all are checked when threads meet.
+"""Arrays that a kernel indexes: each access is logged, and all are checked when threads meet.
 
 Between two places where threads wait for each other nothing says who goes first. So if two threads
 touch an element in between, and one of them writes, that is a race, in whatever order they ran.
@@ -84,10 +84,10 @@ class Integers(Array):
 
 
 class Log:
-    """What the threads of a block did to its arrays since they last met.
+    """The log of a block's accesses to arrays since its threads last met.
 
     Elements are numbered through all arrays of the block. before: how many reads there were at each
-    write; plain: whether it is no atomic. lines: where each read and each write stands in the code.
+    write; plain: whether it is no atomic. lines: the place of each read and each write in the code.
     marks: (thread, reads so far, writes so far) at the end of each turn.
     """
 
@@ -128,7 +128,7 @@ class Log:
             self.marks.append((thread, len(self.reads), len(self.writes)))
 
     def settle(self) -> None:
-        """Check and count what is written down, and begin anew."""
+        """Check and count the logged accesses, and begin a new log."""
         if not (self.reads or self.writes):
             return
         self.mark(getattr(current(), "number", 0))

@@ -24,7 +24,7 @@ class Barriers:
     def __init__(self, block: Block):
         self.waiting: list[Thread] = []  # at syncthreads
         self.arrived = 0  # CUDA threads that those are
-        self.site: object = None  # where the first of them stands
+        self.site: object = None  # where the first of them waits
         self.named: dict[int, Named] = {}
 
 

@@ -2,7 +2,7 @@
 
 
 # %% sec-paper-traffic
-"""What memory moves for a warp: sectors of global memory, wavefronts of shared memory's banks.
+"""Memory traffic of a warp: sectors of global memory, wavefronts of shared memory's banks.
 
 The lanes of a warp execute a load together, but here they run one after another. So accesses are
 put together by order: a warp's n-th load is made of its lanes' n-th loads since they last met.

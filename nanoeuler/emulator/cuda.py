@@ -2,7 +2,7 @@
 
 
 # %% sec-paper-cuda
-"""What a kernel finds under the name `cuda`."""
+"""The emulated `cuda` module of a kernel."""
 
 import linecache
 import operator
@@ -80,14 +80,14 @@ class LocalIntegers(Local):
 
 
 def local_array(shape: int | tuple, dtype: Any) -> Local:
-    """Registers, filled with what is not to be read."""
+    """Registers, filled with nan or 0x5A5A5A5A, so that reading them too early shows."""
     values = np.empty(shape, dtypes.dtype(dtype))
     values.fill(np.nan if values.dtype.kind == "f" else 0x5A5A5A5A)
     return values.view(Local if values.dtype.kind == "f" else LocalIntegers)
 
 
 def shared_array(shape: int | tuple, dtype: Any) -> Array:
-    """The block's array that stands at this place in the kernel; shape 0: the dynamic memory."""
+    """The block's array that is made at this place in the kernel; shape 0: the dynamic memory."""
     frame, block = sys._getframe(1), current().block
     arrays = block.parts.setdefault("shared arrays", {})
     site = frame.f_code, frame.f_lasti
@@ -169,7 +169,7 @@ class Atomic:
 
 
 class Cuda:
-    """Stands in for numba.cuda; its names are numba's."""
+    """The emulated numba.cuda; its names are numba's."""
 
     local = SimpleNamespace(array=local_array)
     shared = SimpleNamespace(array=shared_array)
@@ -192,7 +192,7 @@ class Cuda:
 
     @staticmethod
     def selp(condition: Any, yes: Any, no: Any) -> Any:
-        """One of two values, both computed: threads that choose differently do not part."""
+        """One of two values, both computed, so threads that choose differently don't diverge."""
         return yes if condition else no
 
     def shfl_sync(self, mask: int, value: Any, lane: int) -> Any:

@@ -2,7 +2,7 @@
 
 
 # %% sec-paper-device
-"""An emulated device: arrays that are reached by asking for them, launches, graphs of launches.
+"""An emulated device: arrays that only the device gives out, launches, graphs of launches.
 
 Its methods are those of `engines.gpu.host.device.Device`. Left out: streams, all of which are one,
 and time.
@@ -27,7 +27,7 @@ UNWRITTEN = 0xFF  # of every byte that nobody wrote: NaN as float32 and as bf16,
 
 
 class Bytes:
-    """Memory that was asked for at once: its bytes, and which of them somebody has written."""
+    """Memory of one allocation: its bytes, and which of them somebody has written."""
 
     def __init__(self, size: int):
         self.bytes = np.full(max(1, size), UNWRITTEN, np.uint8)
@@ -55,13 +55,13 @@ class Sheet:
 
     @property
     def _written(self) -> np.ndarray:
-        """(*shape, bytes of an element) bool in the memory's own: who touches it touches that."""
+        """(*shape, bytes of an element) bool, a view of the memory's record of written bytes."""
         shape, strides = (*self.shape, self.dtype.itemsize), (*self.strides, 1)
         return np.ndarray(shape, bool, self._memory.written, self._offset, strides)
 
     @property
     def _place(self) -> tuple:
-        """What two names of the same elements have in common."""
+        """A key that two names of the same elements share."""
         return id(self._memory), self._offset, self.shape, self.dtype, self.strides
 
 
@@ -101,7 +101,7 @@ def play(launch: Launch, seed: int | None) -> Report:
 
 @dataclass(eq=False)
 class Transit:
-    """A copy of a page that nobody has waited for yet. numbers: what the page holds in the end."""
+    """A copy of a page that nobody has waited for yet. numbers: the page's contents at the end."""
 
     page: np.ndarray
     numbers: np.ndarray
@@ -157,7 +157,7 @@ class Device:
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Sheet:
         """Memory for an array in C order, which nobody has written."""
-        self.refuse("memory is asked for")
+        self.refuse("memory is allocated")
         kind, shape = np.dtype(dtype), tuple(shape)
         strides = dense(shape, kind.itemsize)
         memory = Bytes(kind.itemsize * int(np.prod(shape, dtype=np.int64)))
@@ -192,7 +192,7 @@ class Device:
 
     def page(self, size: int) -> np.ndarray:
         """`size` bytes of the host's memory that `send` and `fetch` take."""
-        self.refuse("memory is asked for")
+        self.refuse("memory is allocated")
         return np.full(size, UNWRITTEN, np.uint8)
 
     def _begin(self, copy: Transit) -> None:

@@ -2,7 +2,7 @@
 
 
 # %% sec-ptx-ring
-"""Drawings of a run: what happens to each place in shared memory, and when."""
+"""Drawings of a run: the copies and reads of each place in shared memory, over time."""
 
 from collections.abc import Iterable, Mapping
 
@@ -35,12 +35,12 @@ def bar(axes: Axes, height: float, thickness: float, span: Span, colour: str) ->
 
 
 def kind(who: str) -> str:
-    """What somebody does: "wgmma warpgroup 0" is wgmma."""
+    """An actor's kind: "wgmma warpgroup 0" is wgmma."""
     return who.split(" warp")[0]
 
 
 def colours_of(active: Iterable[str]) -> dict[str, str]:
-    """A colour for each who; warpgroups after the first take the next free ones."""
+    """A colour for each actor; warpgroups after the first take the next free ones."""
     more = iter(f"C{n}" for n in range(3, 10))
     taken: dict[str, str] = {}
     for who in active:
@@ -50,7 +50,7 @@ def colours_of(active: Iterable[str]) -> dict[str, str]:
 
 
 def doers(report: Report, block: int) -> dict[str, list[Span]]:
-    """Who does what takes time in a block: "copy in", "wgmma warpgroup 0", "wait warp 4"...
+    """The spans of each actor of a block: "copy in", "wgmma warpgroup 0", "wait warp 4"...
 
     Where warpgroups multiply, their warps wait as warpgroups.
     """
@@ -69,11 +69,11 @@ def doers(report: Report, block: int) -> dict[str, list[Span]]:
 def stages(
     report: Report, axes: Axes, block: int = 0, places: Mapping[str, int] | None = None
 ) -> None:
-    """A line for each place in shared memory: who fills it and who reads it, when; and who waits.
+    """A line for each place in shared memory: when it is filled and read, and which warps wait.
 
-    places: name -> the byte at which a place begins; if nothing is said, where copies begin. In a
-    place's line each who has a height of its own. Below, a line for each warp, or warpgroup where
-    those multiply, that waits at mbarriers.
+    places: name -> the byte at which a place begins; by default, where copies begin. In a place's
+    line each actor has its own height. Below, a line for each warp, or warpgroup where those
+    multiply, that waits at mbarriers.
     """
     spans = doers(report, block)
     active = {who: them for who, them in spans.items() if not who.startswith("wait")}

@@ -2,7 +2,7 @@
 
 
 # %% sec-ptx-copies
-"""Which thread holds which element: four maps that all tensor-core instructions share.
+"""Fragments, the elements that each thread holds: four maps that tensor-core instructions share.
 
 PTX ISA, "Matrix fragments" (mma, wgmma) and "Shared memory matrix layout" (the swizzle).
 """
@@ -43,7 +43,7 @@ def swizzle(address: int | np.ndarray) -> int | np.ndarray:
 
 @functools.cache
 def box(size: int) -> np.ndarray:
-    """Byte i of a box of the copy engine stands at byte box(size)[i] from a multiple of 1024."""
+    """Byte i of a box of the copy engine is at byte box(size)[i] from a multiple of 1024."""
     return swizzle(np.arange(size))
 
 

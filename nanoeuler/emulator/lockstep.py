@@ -2,7 +2,7 @@
 
 
 # %% sec-paper-abreast
-"""Threads abreast: a value is an array with an entry for each thread of a team.
+"""Threads in lockstep: a value is an array with an entry for each thread of a team.
 
 A kernel without races gives the same result in every order of its threads. So we may take the order
 that NumPy does best, many at once. Where they part, `masks` has both sides run, each for its own
@@ -31,7 +31,7 @@ from nanoeuler.emulator.masks import rewritten
 
 
 class Apart(Exception):
-    """What has no form abreast."""
+    """An operation that has no form in lockstep."""
 
 
 class Lanes(np.ndarray):
@@ -112,7 +112,7 @@ UNDEFINED = type("Undefined", (), {})()  # a name's value where some threads nev
 
 
 class Seat(Owner):
-    """What each thread of a team has for itself."""
+    """State that each thread of a team has for itself."""
 
     def __init__(self, block: Block, number: int, place: Place):
         self.number, self.lane, self.threadIdx = number, number % WARP, place
@@ -122,7 +122,7 @@ class Seat(Owner):
 
 
 class Seats(dict):
-    """Number in the team -> seat, made when it is asked for: few threads ever act alone."""
+    """Number in the team -> seat, made on first use: few threads ever act alone."""
 
     def __init__(self, block: Block, first: int, places: list[Place]):
         super().__init__()
@@ -134,12 +134,12 @@ class Seats(dict):
 
 
 def own(name: str) -> Any:
-    """What the acting thread of a team has under this name."""
+    """The acting thread's value of this attribute."""
     return property(operator.attrgetter(f"acting.{name}"))
 
 
 class Team(Thread):
-    """Threads of a block that go abreast, first to last, whole warps if there are several.
+    """Threads of a block in lockstep, first to last, whole warps if there are several.
 
     mask: who is active, None for all. acting: for whom an instruction is executed that knows one
     thread only.
@@ -251,7 +251,7 @@ class Agreed:
 
 
 class Parting:
-    """Where threads part: who was active before, and what the names were."""
+    """A divergence of threads: the mask of those active before, and the names' values."""
 
     mixed = True
 
@@ -260,12 +260,12 @@ class Parting:
         self.before = self.team.mask
 
     def keep(self, names: list, values: dict) -> None:
-        """Note what these names are, before a side may change them."""
+        """Keep these names' values before a side may change them."""
         self.names = names
         self.old = self.now(values)
 
     def now(self, values: dict) -> list:
-        """What the names are."""
+        """The names' values."""
         return [values.get(name, UNDEFINED) for name in self.names] if values else []
 
     def merged(self, mask: np.ndarray, new: list, old: list) -> list:
@@ -274,7 +274,7 @@ class Parting:
 
 
 class Choice(Parting):
-    """An `if` about which threads disagree. yes: those who take the first side."""
+    """An `if` about which threads disagree. yes: the mask of those that take the first side."""
 
     def __init__(self, yes: np.ndarray):
         super().__init__()
@@ -287,7 +287,7 @@ class Choice(Parting):
         return True
 
     def turn(self, values: dict) -> list:
-        """Its end: the names are for the others what they were."""
+        """Its end: for the others the names keep their old values."""
         self.team.narrow(~self.yes if self.before is None else self.before & ~self.yes)
         self.new = self.now(values)
         return self.old if values else []
@@ -310,7 +310,7 @@ YES, NO = Agreed(True), Agreed(False)  # what all say
 
 
 def split(test: Any) -> Any:
-    """An `if` as something to ask."""
+    """An `if`: whether all threads agree, and which take each side."""
     if not isinstance(test, Lanes):
         return YES if test else NO
     team, yes = current(), test.view(np.ndarray).astype(bool)
@@ -701,7 +701,7 @@ class RowLog(Log):
 
 
 def local_array(shape: int | tuple, dtype: Any) -> Registers:
-    """Registers, filled with what is not to be read."""
+    """Registers, filled with nan or 0x5A5A5A5A, so that reading them too early shows."""
     return Registers(shape if isinstance(shape, tuple) else (shape,), dtypes.dtype(dtype))
 
 

@@ -2,7 +2,7 @@
 
 
 # %% sec-paper-threads
-"""The machine: threads that take turns, meetings where they wait, and who goes next.
+"""The machine: threads that take turns, meetings where they wait, and a scheduler.
 
 Every CUDA thread is a greenlet: it runs until it has to wait, and hands over to the scheduler.
 What must not happen is a `Fault`, which names a line of the kernel. Left out: memory.
@@ -26,8 +26,8 @@ OFTEN = 0.05  # with a seed, how often a copy arrives before a turn: one while a
 
 
 class Fault(Exception):
-    """What a GPU does not forgive. `kind` is a word: race, bounds, unwritten, proxy, flight,
-    divergence, deadlock, misuse; of what the host does: capture."""
+    """A mistake of a kernel. `kind` is a word: race, bounds, unwritten, proxy, flight, divergence,
+    deadlock, misuse. The host's mistakes: capture, race, unwritten."""
 
     def __init__(self, kind: str, text: str):
         super().__init__(text)
@@ -48,7 +48,7 @@ def text_of(code: CodeType, number: int) -> str:
 
 
 def fault(kind: str, text: str) -> None:
-    """Raise the Fault of the thread that is running, with the place where it stands."""
+    """Raise a Fault of the thread that is running, with its place in the kernel."""
     thread = getcurrent()
     raise Fault(kind, f"{thread} at {line(sys._getframe(1))}: {text}")
 
@@ -62,7 +62,7 @@ class Place(NamedTuple):
 
 
 class Owner:
-    """Carries what other modules keep for a thread or a block: `of(Kind)`, made on first use."""
+    """State that other modules keep for a thread or a block: `of(Kind)`, made on first use."""
 
     parts: dict
 
@@ -75,7 +75,7 @@ class Owner:
 
 
 def close(owner: Owner) -> None:
-    """A thread or a block ends: its parts count what is to be counted and refuse loose ends."""
+    """A thread or a block ends: its parts finish counting, and refuse what it left unfinished."""
     for part in owner.parts.values():
         if hasattr(part, "close"):
             part.close()
@@ -84,14 +84,14 @@ def close(owner: Owner) -> None:
 class Thread(greenlet, Owner):
     """One CUDA thread: `number` in its block, `lane` in its `warp`, its place as threadIdx."""
 
-    size = 1  # a team of threads (abreast) has more
+    size = 1  # a team of threads in lockstep has more
 
     def __init__(self, body: Callable[[], None], block: "Block", number: int, place: Any):
         super().__init__(body)
         self.block, self.number, self.lane, self.threadIdx = block, number, number % WARP, place
         self.warp, self.group = block.warps[number // WARP], block.groups[number // GROUP]
         self.parts = {}
-        self.reason: Callable[[], str] = str  # why it waits, in words, when asked
+        self.reason: Callable[[], str] = str  # why it waits, in words, made only for a report
         self.waits = ""  # what it waits at: syncthreads, a warp, or anything else
         self.answer: Any = None  # what a meeting gives it
         self.unfenced: list = []  # (memory, words) that it stored and no proxy fence followed
@@ -120,7 +120,7 @@ class Meeting(Owner):
         self.key, self.arrived = "", 0
 
     def part(self, mask: int) -> "Meeting":
-        """The lanes of a mask, as a meeting of their own."""
+        """The lanes of a mask, as a separate meeting."""
         whole = (1 << self.size) - 1
         if mask & whole == whole:
             return self
@@ -175,7 +175,7 @@ class Block(Owner):
         return [Meeting(f"{name} {n // size}", min(size, threads - n)) for n in starts]
 
     def settle(self) -> None:
-        """Check what was written down so far: before anything that puts accesses in an order."""
+        """Check the accesses logged so far, before anything that puts accesses in an order."""
         if self.log is not None:
             self.log.settle()
 
@@ -206,7 +206,7 @@ class Machine:
         self.spinners: list[Thread] = []  # in a loop until somebody changes memory
         self.counts: collections.Counter = collections.Counter()
         self.tick = 0  # turns taken so far: the only clock here
-        self.meetings = 0  # of warps abreast, so far
+        self.meetings = 0  # of warps in lockstep, so far
         self.spans: list[Span] = []
         self.watch: tuple[int, int] | None = None  # shared bytes of block 0, for a picture
         self.history: list[tuple[int, Any]] = []  # (turn, the state of each word) of those
@@ -217,7 +217,7 @@ class Machine:
         return self.spans[-1]
 
     def wake(self) -> None:
-        """Memory has changed: whoever reads it in a loop looks again."""
+        """Memory has changed: threads that read it in a loop look again."""
         self.queue.extend(self.spinners)
         self.spinners.clear()
 
@@ -251,7 +251,7 @@ class Machine:
 
 # %% sec-paper-threads
 def deadlock(threads: list[Thread]) -> Fault:
-    """The report when nobody can run: who waits where for what, alike threads in one line."""
+    """The report of a deadlock: where each thread waits and for what, alike ones in one line."""
     alike = collections.defaultdict(list)
     for thread in threads:
         if not thread.dead:

@@ -2,7 +2,7 @@
 
 
 # %% sec-paper-abreast
-"""A kernel's text for many threads at once: where they part, each side runs for those it concerns.
+"""A kernel's source for many threads at once: where they diverge, each side runs under a mask.
 
 Threads that go abreast have one place in the code. So an `if` about which they disagree becomes
 both of its sides, one after the other; a loop goes on until the last has left it. What a side
@@ -33,7 +33,7 @@ def assigned(nodes: list[ast.stmt]) -> list[str]:
 
 
 def returns(node: ast.AST) -> bool:
-    """Whether a return stands in it."""
+    """Whether it contains a return."""
     return any(isinstance(part, ast.Return) for part in ast.walk(node))
 
 
@@ -81,7 +81,7 @@ def called(name: str, *args: ast.expr) -> ast.Call:
 
 
 def asked(at: str, method: str, *args: ast.expr) -> ast.Call:
-    """A call of a method of what stands for such a place."""
+    """A call of a method of the object for such a place."""
     return ast.Call(ast.Attribute(ast.Name(at, ast.Load()), method, ast.Load()), list(args), [])
 
 
@@ -156,7 +156,7 @@ class Rewriting(ast.NodeTransformer):
         return new or [ast.Pass()]
 
     def loop(self, at: str, body: list[ast.stmt]) -> list[ast.stmt]:
-        """The body of a loop: what is assigned counts for those who have not left it."""
+        """The body of a loop: assignments count for threads that have not left it."""
         self.loops.append(at)
         body = self.block(body)
         self.loops.pop()
@@ -202,7 +202,7 @@ class Rewriting(ast.NodeTransformer):
 
 # %% sec-paper-abreast
 def keep(at: str, names: list[str]) -> list[ast.stmt]:
-    """Note what the names are before threads part."""
+    """Keep the names' values before threads diverge."""
     return parse(f"if {at}.mixed: {at}.keep({names!r}, locals())") if names else []
 
 
@@ -214,7 +214,7 @@ def merge(at: str, names: list[str], how: str) -> list[ast.stmt]:
 
 
 def changed(body: list[ast.stmt]) -> list[ast.stmt]:
-    """The body of a function for many threads at once. What it is given is used up."""
+    """The body of a function for many threads at once. Changes the tree that it is given."""
     statements, some = Rewriting(), any(map(returns, body))
     many = any(returns(node) and not isinstance(node, ast.Return) for node in body)
     body = statements.block(single(body) if many else body)
@@ -256,7 +256,7 @@ class Changed(ast.NodeTransformer):
 
 
 def place_of(code: CodeType) -> tuple:
-    """What a function and its changed one have in common."""
+    """The place that a function and its rewritten form have in common."""
     return code.co_firstlineno, code.co_name, code.co_freevars
 
 

@@ -25,7 +25,7 @@ WINDOW = 1024  # shared addresses start here: the first KiB of a block's window 
 CLUSTER_BIT = 24  # from here up a shared address carries the block's rank in its cluster
 MOST = 227 * 1024  # bytes of a block: CUDA C++ Programming Guide, compute capability 9.0
 STATIC = 48 * 1024  # of those, for arrays of fixed size: ibid.
-# Bytes: memory that is asked for begins at a multiple (CUDA C++ Programming Guide, device memory).
+# Bytes: allocated memory begins at a multiple (CUDA C++ Programming Guide, device memory).
 ALLOCATION = 256
 
 USED, WRITTEN, ARRIVING, UNFENCED = 1, 2, 4, 8  # flags of a word
@@ -54,7 +54,7 @@ class Shared:
         self.seen = np.zeros((self.clock.readers, size // 4), np.uint32)
         self.stores: list[tuple] = []  # (threads, words) of stores to arrays, not yet fenced
         self.mark = np.zeros(size // 4, np.int32)  # to find words that are named twice
-        # The last thread abreast that read a word, that wrote it, and since which meeting.
+        # The last thread in lockstep that read a word, that wrote it, and since which meeting.
         self.last = np.full((2, size // 4), -1)
         self.since = np.zeros((2, size // 4), np.int64)
 
@@ -90,7 +90,7 @@ class Shared:
             self.machine.history.append((self.machine.tick, state.astype(np.uint8)))
 
     def late(self, words: np.ndarray, known: np.ndarray, writes: bool) -> tuple[int, str] | None:
-        """A word, and whose access to it `known` lacks: the last write or, to write, any read."""
+        """A word, and the actor whose access to it `known` lacks: a write or, to write, a read."""
         late = self.written[words] > known[self.writer[words]]
         if np.count_nonzero(late):
             word = int(words[late].flat[0])
@@ -202,7 +202,7 @@ class Shared:
         self.note()
 
     def land(self, words: np.ndarray, where: np.ndarray, data: np.ndarray) -> None:
-        """The bytes of an asynchronous write arrive, at the byte addresses `where`."""
+        """The bytes of an asynchronous write arrive at the byte addresses `where`."""
         self.bytes[where] = data
         self.flags[words] = USED | WRITTEN
         self.note()
@@ -244,7 +244,7 @@ class Region:
 
     def __init__(self, start: int, array: np.ndarray, fresh: np.ndarray | None):
         self.start, self.fresh, self.size = start, fresh, array.dtype.itemsize
-        self.moves: tuple[list, list] = [], []  # reads and writes abreast since a barrier
+        self.moves: tuple[list, list] = [], []  # reads and writes in lockstep since a barrier
         if array.flags.c_contiguous:
             self.bytes, self.number = array.reshape(-1).view(np.uint8), None
         else:
@@ -337,7 +337,7 @@ class Global:
             left &= ~mine
 
     def settle(self) -> None:
-        """A barrier: fault if two threads abreast have touched an element, and one wrote it."""
+        """At a barrier: fault if two threads in lockstep touched an element, and one wrote it."""
         for region in self.regions:
             if region.moves[1]:
                 region.check_moves()

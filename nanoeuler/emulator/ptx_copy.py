@@ -172,7 +172,7 @@ STORE = r"cp\.(reduce\.)?async\.bulk\.tensor\.([2-5])d\.global\.shared::cta"
 
 @op(STORE + r"(\.add)?(?:\.tile)?\.bulk_group")
 def store(reduce: str | None, rank: str, add: str | None, address: int, *rest: int) -> None:
-    """A box from shared memory to where its map says, or added to what is there."""
+    """A box from shared memory to its place in the map's array, or added to it."""
     if bool(reduce) != bool(add):
         fault("misuse", "cp.reduce is known with .add only, and .add with cp.reduce only")
     thread = current()
@@ -222,7 +222,7 @@ def commit() -> None:
 
 
 def whole_chunks(array: np.ndarray) -> np.ndarray:
-    """An array whose rows go on to a multiple of 16 bytes: what a store of whole rows writes."""
+    """An array whose rows go on to a multiple of 16 bytes, as a store of whole rows writes them."""
     more = -array.shape[-1] * array.itemsize % MAP_ALIGN // array.itemsize
     if not more:
         return array
@@ -295,7 +295,7 @@ def copy_commit() -> None:
 
 @op(r"cp\.async\.wait_group")
 def copy_wait(most: int) -> None:
-    """Wait until at most `most` groups are under way; what came is the thread's own to see."""
+    """Wait until at most `most` groups are under way. Only this thread may then see the others."""
     thread = current()
     groups = thread.of(Pieces).groups
     while len(groups) > most:

@@ -2,7 +2,7 @@
 
 
 # %% sec-ptx-abreast
-"""PTX instructions for a team of threads at once; what has no form here goes thread by thread.
+"""PTX instructions for a team of threads in lockstep; those without a form here go one by one.
 
 A function takes the operands that the families' own take, where any may be Lanes. Results of
 arithmetic are the same to the last bit: where NumPy's vectors might round otherwise, Python's
@@ -47,7 +47,7 @@ WIDE: dict[Callable, Callable] = {}  # a family's function -> the one for a team
 
 
 def wide(*ones: Callable) -> Callable:
-    """Register what stands in for these functions of the families."""
+    """Register a replacement for these functions of the families."""
 
     def register(act: Callable) -> Callable:
         for one in ones:
@@ -71,7 +71,7 @@ def each(act: Callable, *args: Any) -> Any:
     if plain_of(act) not in PURE:
         team.alone(int(plain_of(act) in FAR))
     if plain_of(act) in ATOMIC and team.count > 1:
-        raise Apart  # who comes first decides what is found, or how a sum is rounded
+        raise Apart  # the threads' order decides on the values found, or on a sum's rounding
     lists, answers = [scalars(arg) for arg in args], []
     who = team.active()
     for n in who:
@@ -97,7 +97,7 @@ def together(answers: list) -> Any:
 
 
 def plain_of(act: Callable) -> Callable:
-    """A family's function, without what its pattern's groups matched."""
+    """A family's function, without the matches of its pattern's groups."""
     return getattr(act, "func", act)
 
 
@@ -112,12 +112,12 @@ def once(act: Callable, *args: Any) -> Any:
 
 
 def once_for_any(act: Callable, *args: Any) -> Any:
-    """Act once, whoever is active: it does not matter how often."""
+    """Act once, whichever threads are active: it does not matter how often."""
     return act(*[arg.same().item() if isinstance(arg, Lanes) else arg for arg in args])
 
 
 def once_a_warp(act: Callable, *args: Any) -> Any:
-    """Act for one thread of each warp: what it does concerns the warp."""
+    """Act for one thread of each warp, on behalf of the warp."""
     if any(isinstance(arg, Lanes) for arg in args):
         return each(act, *args)
     team = current()
@@ -463,7 +463,7 @@ def copy_wait(most: int) -> None:
 
 @wide(ptx_sync.proxy_fence)
 def proxy_fence() -> None:
-    """What the active threads stored is seen by copies and tensor cores from here on."""
+    """From here on copies and tensor cores see the active threads' stores."""
     team = current()
     team.block.settle()
     left = []
@@ -570,7 +570,7 @@ for barrier, wait in ((ptx_sync.bar_sync, True), (ptx_sync.bar_arrive, False)):
 
 
 def when(test: Any, act: Callable, old: Any) -> Any:
-    """`act()` for those for whom the predicate holds, what was there for the others."""
+    """`act()` for the threads whose predicate holds, the old value for the others."""
     side = split(test)
     if not side.mixed:
         return act() if side.first() else old

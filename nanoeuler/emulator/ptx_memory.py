@@ -42,7 +42,7 @@ def memory_bytes(values: Sequence[Register], kind: str) -> np.ndarray:
 
 
 def place() -> tuple:
-    """Where the kernel stands, to tell one instruction from another."""
+    """The kernel's current line and call, to tell one instruction from another."""
     frame = sys._getframe(2)
     while frame.f_globals["__name__"].startswith(HERE):
         frame = frame.f_back
@@ -50,7 +50,7 @@ def place() -> tuple:
 
 
 class Loads:
-    """What a block's threads moved to and from global memory by instructions, to be counted."""
+    """Global memory traffic of a block's threads by instructions, to be counted."""
 
     def __init__(self, block: Block):
         self.block, self.moves, self.rows = block, {}, {}
@@ -66,7 +66,7 @@ class Loads:
         self.rows.setdefault((what, site, size), []).append((threads, addresses))
 
     def all(self) -> Iterator[tuple]:
-        """What was moved, and by whom and where (2, n), for each place in the kernel."""
+        """Bytes that were moved, with thread and address (2, n), for each place in the kernel."""
         for key, moves in self.moves.items():
             yield key, np.array(moves).T
         for key, rows in self.rows.items():
@@ -93,7 +93,7 @@ def load(vector: str | None, kind: str, address: int) -> Register | list[Registe
 
 @op(r"ld\.acquire\.gpu\.global\.(u32|s32|b32)", 1)
 def load_acquire(kind: str, address: int) -> Register:
-    """A load that sees what was released before the value it finds."""
+    """A load that acquires: it sees all stores before the release of the value it finds."""
     return registers(read(address, 4), kind)
 
 
@@ -112,7 +112,7 @@ def store_half(address: int, value: int) -> None:
 
 @op(r"st\.release\.gpu\.global\.(u32|s32|b32)")
 def store_release(kind: str, address: int, value: Register) -> None:
-    """A store before which everything of this thread is seen."""
+    """A store that releases: whoever acquires it sees all earlier stores of this thread."""
     write(address, memory_bytes([value], kind))
 
 
@@ -140,7 +140,7 @@ def whole(vector: str | None, values: Sequence[Register]) -> None:
 
 
 def aligned(address: int, size: int) -> None:
-    """Fault unless an access of `size` bytes stands at a multiple of it."""
+    """Fault unless an access of `size` bytes is aligned to a multiple of it."""
     if address % size:
         fault("misuse", f"{size} bytes at {address:#x}, which is no multiple of {size}")
 
@@ -154,7 +154,7 @@ def reduce(kind: str, address: int, value: Register) -> None:
 @op(r"atom\.(?:relaxed|acquire|release|acq_rel)\.gpu\.global\.add\.(u32|s32|f32)", 1)
 @op(r"atom\.add\.(?:relaxed|acquire|release|acq_rel)\.gpu\.global\.(u32|s32|f32)", 1)
 def atomic_add(kind: str, address: int, value: Register) -> Register:
-    """Add to a word of global memory; gives what was there."""
+    """Add to a word of global memory; gives its old value."""
     aligned(address, 4)
     machine = current().block.machine
     old = registers(machine.memory.read(address, 4), kind)
@@ -165,12 +165,12 @@ def atomic_add(kind: str, address: int, value: Register) -> Register:
 
 @op(r"fence\.(?:acq_rel|sc)\.(?:cta|cluster|gpu|sys)|membar\.(?:cta|gl|sys)")
 def fence_memory() -> None:
-    """Here all see at once what is written."""
+    """Nothing to do: in the emulator all threads see a store at once."""
 
 
 @op(r"griddepcontrol\.(?:wait|launch_dependents)")
 def depend() -> None:
-    """Here a launch has ended before the next begins."""
+    """Nothing to do: in the emulator a launch ends before the next begins."""
 
 
 @op(r"ld\.shared(?:::cta)?(?:\.v([24]))?\.(b32|u32|s32|f32)", lambda v, kind: count(v))
@@ -211,13 +211,14 @@ def atomic_shared(what: str, address: int, value: int) -> int:
 
 
 class Atomics:
-    """What is known to whoever counts next, for each counter in a block's shared memory."""
+    """The vector clock that the next thread to count acquires, for each counter of a block."""
 
     def __init__(self, block: Block):
         self.clock, self.clocks = clock(block), {}
 
     def known(self, start: int) -> np.ndarray:
-        """The vector clock of one counter. Counting acquires and releases, which is too much."""
+        """The vector clock of one counter. We let counting acquire and release, which is more than
+        PTX promises."""
         if start not in self.clocks:
             self.clocks[start] = self.clock.new()
         return self.clocks[start]

@@ -107,7 +107,7 @@ def rights(pairs: np.ndarray) -> np.ndarray:
 
 
 def summed(total: np.ndarray | float, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """A B + total in float32, rounded once: each element the same, wherever it stands.
+    """A B + total in float32, rounded once: each element the same, wherever it is.
 
     A library's float32 product sums the last rows of a matrix in another order than the others, on
     some processors. In float64 products of bf16 are exact, and their sum is to 1e-15.
@@ -201,7 +201,7 @@ WGMMA = r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.bf16\.bf16"
 
 @op(WGMMA, vectors=True)
 def wgmma(n: str, into: tuple, a: int | tuple, b: int, keep: bool, *flags: int) -> None:
-    """D (64 x n) = A B or D + A B, queued. A and B stand behind descriptors, or A in registers."""
+    """D (64 x n) = A B or D + A B, queued. A and B are given by descriptors, or A in registers."""
     columns, (registers, first, count), products = int(n), into, current().of(Products)
     if columns not in ACCUMULATOR or count != columns // 2:
         fault("misuse", f"a wgmma of {n} columns with {count} registers")

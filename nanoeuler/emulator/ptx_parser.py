@@ -27,10 +27,10 @@ from nanoeuler.errors import UserError
 class Operation:
     """A function for the mnemonics that `pattern` matches; its groups come before the operands.
 
-    results: how many operands, the first ones, it answers, or a function of the groups that says
-    so; vectors: operands in braces come as (array of registers, first, count); many: a function for
-    an instruction that is nothing but many of these, on arrays; lanes: whether `act` takes arrays
-    with a value of each thread as well.
+    results: the number of results, which are the first operands, or a function of the groups that
+    gives it. vectors: operands in braces come as (array of registers, first, count). many: a
+    function for an instruction that is nothing but many of these, on arrays. lanes: whether `act`
+    takes arrays with a value of each thread as well.
     """
 
     pattern: re.Pattern
@@ -63,14 +63,16 @@ FAMILIES = "ptx_math", "ptx_memory", "ptx_sync", "ptx_copy", "ptx_mma"
 
 
 def operation(mnemonic: str) -> tuple[Operation, tuple]:
-    """The function for a mnemonic, and what its pattern's groups matched."""
+    """The function for a mnemonic, and the matches of its pattern's groups."""
     for name in FAMILIES:
         importlib.import_module(f"{HERE}.{name}")
     for candidate in OPERATIONS.values():
         match = candidate.pattern.fullmatch(mnemonic)
         if match:
             return candidate, match.groups()
-    raise UserError(f"the emulator has no instruction {mnemonic!r}: see the modules of {HERE}")
+    raise UserError(
+        f"the emulator has no instruction {mnemonic!r}: register a function in {HERE}"
+    )
 
 
 LABEL = re.compile(r"\s*(\w+)\s*:(?!:)")  # PTX ISA, "Statements"
@@ -82,7 +84,7 @@ OPERAND = re.compile(r"\{[^}]*\}|-?%?[\w.]+(?:\+\d+)?|[\[\],]")
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement of PTX. operands: words, and lists of words for what stood in braces."""
+    """One statement of PTX. operands: words, and lists of words for operands in braces."""
 
     mnemonic: str
     operands: list
@@ -93,7 +95,7 @@ class Statement:
 def statements(text: str) -> Iterator[Statement | str]:
     """The statements of a PTX text, and its labels as strings; declarations are left out."""
     for piece in re.sub(r"//[^\n]*", "", text).split(";"):
-        # A brace that opens or closes a scope stands before a statement; one of a list, inside.
+        # A brace that opens or closes a scope comes before a statement; one of a list, inside.
         piece = re.sub(r"^[\s{}]+", "", piece)
         while match := LABEL.match(piece):
             yield match[1]
@@ -102,7 +104,7 @@ def statements(text: str) -> Iterator[Statement | str]:
             continue
         match = STATEMENT.fullmatch(piece.strip())
         if not match:
-            raise UserError(f"no PTX statement: {piece.strip()!r}")
+            raise UserError(f"expected a PTX statement, got {piece.strip()!r}")
         negated, predicate, mnemonic, rest = match.groups()
         words = [word for word in OPERAND.findall(rest) if word not in "[],"]
         groups = [re.findall(r"%?\w+", w) if w[0] == "{" else w for w in words]
@@ -180,7 +182,7 @@ class Translation:
         return functools.partial(found.act, *groups) if groups else found.act
 
     def call(self, number: int, statement: Statement) -> tuple[list[str], str]:
-        """A statement as a call in Python, and what it goes into."""
+        """A statement as a call in Python, and the variables that take its results."""
         found, groups = operation(statement.mnemonic)
         operands = []
         for operand in statement.operands:
@@ -209,7 +211,7 @@ class Translation:
         return RESULTS[letter].format(name)
 
     def first(self) -> list[str]:
-        """What stands before all statements."""
+        """The lines before all statements."""
         return []
 
     def step(self, number: int, part: Statement) -> str:
@@ -263,7 +265,7 @@ class Translation:
         return functools.partial(many, [[(int(a[1:]), i) for a, i in row] for row in places])
 
     def function(self) -> Callable:
-        """The Python function that does what the text says."""
+        """The Python function that executes the text."""
         if batch := self.batch():
             return batch
         self.env |= {name: getattr(dtypes, name) for name in ("number", "bits", "float32")}

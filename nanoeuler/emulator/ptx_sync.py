@@ -2,7 +2,7 @@
 
 
 # %% sec-ptx-waits
-"""PTX instructions that wait and tell: mbarriers, named and cluster barriers, fences.
+"""PTX instructions that synchronize: mbarriers, named and cluster barriers, fences.
 
 PTX ISA, "Parallel Synchronization and Communication Instructions".
 """
@@ -39,7 +39,7 @@ class Mbarrier:
         self.arrived, self.known = self.clock.new(), self.clock.new()
 
     def update(self) -> None:
-        """End the phase if nothing is missing, and wake who waits for that."""
+        """End the phase if nothing is missing, and wake the threads that wait for that."""
         if self.missing == 0 and self.bytes == 0:
             self.phase, self.missing = self.phase + 1, self.count
             self.known = self.arrived.copy()
@@ -139,7 +139,7 @@ def bar_sync(number: int, count: int) -> None:
 
 @op(r"bar(?:rier)?\.arrive(?:\.aligned)?")
 def bar_arrive(number: int, count: int) -> None:
-    """Come to a named barrier and go on."""
+    """Arrive at a named barrier and go on."""
     named_barrier(number, count, wait=False)
 
 
@@ -158,7 +158,7 @@ class ClusterBarrier:
 
 @op(r"barrier\.cluster\.arrive(?:\.release|\.relaxed)?\.aligned")
 def cluster_arrive() -> None:
-    """Come to the cluster's barrier and go on."""
+    """Arrive at the cluster's barrier and go on."""
     thread = current()
     barrier = thread.block.cluster[0].of(ClusterBarrier)
     thread.parts["cluster barrier"] = barrier.known
@@ -187,7 +187,7 @@ def cluster_wait() -> None:
 
 @op(r"fence\.proxy\.async(?:\.shared::cta)?")
 def proxy_fence() -> None:
-    """What this thread stored is seen by copies and tensor cores from here on."""
+    """From here on copies and tensor cores see this thread's stores to shared memory."""
     thread = current()
     thread.block.settle()
     for memory, words in thread.unfenced:

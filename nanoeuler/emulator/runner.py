@@ -2,7 +2,7 @@
 
 
 # %% sec-paper-run
-"""A launch, run: blocks made and played, faults found, a Report of what was done."""
+"""Running a launch: its blocks, the faults that they show, and a Report of the run."""
 
 import functools
 import importlib
@@ -49,9 +49,9 @@ def places(size: Place) -> list[Place]:
 
 @dataclass
 class Report:
-    """What a launch did. counts: by name; ticks: turns that were taken; spans: what took time;
+    """A run of a launch. counts: by name; ticks: turns that were taken; spans: what took time;
     history: the states of the words that were watched, after each turn that changed one; team: how
-    many threads went abreast.
+    many threads ran in lockstep.
     """
 
     counts: dict[str, int]
@@ -79,7 +79,7 @@ def run(
     the id of an array, which of its elements (size,) count so, which is brought up to date.
     watch: from which byte to which of block 0's shared memory the report keeps a history of states.
     past: by the id of an array, how many bytes behind a multiple of 256 it begins; 0 for others.
-    abreast: whether threads may go in teams where that shows nothing wrong; else one by one.
+    abreast: whether threads may run in lockstep where that shows nothing wrong; else one by one.
     """
     arrays = [a.array if isinstance(a, Map) else a for a in launch.args]
     arrays = [array for array in arrays if isinstance(array, np.ndarray)]
@@ -146,7 +146,7 @@ class Run:
     """One run of a launch, thread by thread: its machine, memory and arguments."""
 
     size = 1  # threads of a team
-    # What stands behind the names of a kernel: for `cuda`, which looks up who is running, for the
+    # The objects behind the names of a kernel: for `cuda`, which looks up who is running, for the
     # types, and the module that translates instructions.
     cuda: Any = Cuda()
     types, ptx = vars(dtypes), "ptx_parser"
@@ -178,11 +178,11 @@ class Run:
         self.function = self.bound(kernel.function)
 
     def bound(self, function: FunctionType) -> FunctionType:
-        """The kernel over what its names mean here."""
+        """The kernel with the emulator's objects behind its names."""
         return rebind(function, self.meaning)
 
     def meaning(self, value: Any) -> Any:
-        """What a kernel's global or closed-over value is here."""
+        """The emulator's object for a kernel's global or closed-over value."""
         if isinstance(value, Name):
             return self.cuda if value is instruction.cuda else self.types[value.name]
         if isinstance(value, Instruction):
@@ -202,7 +202,7 @@ class Run:
         return args
 
     def play(self) -> Report:
-        """Play all blocks, cluster by cluster."""
+        """Run all blocks, cluster by cluster."""
         machine, kernel = self.machine, self.launch.kernel
         grid = list(enumerate(places(machine.gridDim)))
         clusters = [grid[i : i + kernel.cluster] for i in range(0, len(grid), kernel.cluster)]
@@ -256,7 +256,7 @@ class Together(Run):
         return teams.abreast(rebind(function, self.meaning, teams.abreast))
 
     def meaning(self, value: Any) -> Any:
-        """What a name of the kernel's module means here: `math` takes the values of all threads."""
+        """The object for a name of the kernel's module: `math` takes the values of all threads."""
         return teams.MATH if value is math else super().meaning(value)
 
     def _play(self, blocks: list[Block]) -> None:

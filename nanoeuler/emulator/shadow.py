@@ -2,7 +2,7 @@
 
 
 # %% sec-paper-arrays
-"""What is known of an array's elements between meetings: in shared memory, in global memory."""
+"""The state of an array's elements between meetings: in shared memory, in global memory."""
 
 import numpy as np
 
@@ -76,7 +76,7 @@ def order(
 
 
 class GlobalState:
-    """An array in global memory. Blocks have no order: what one writes is no other's to touch.
+    """An array in global memory. Blocks have no order: no two may touch what one of them writes.
 
     start: the address that sectors are counted by. fresh: True where nobody wrote yet.
     """

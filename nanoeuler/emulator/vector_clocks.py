@@ -2,7 +2,7 @@
 
 
 # %% sec-paper-clocks
-"""What happened before what: vector clocks, which find races in whatever order things ran here.
+"""Vector clocks, which say what happened before what, and find races in any order of the run.
 
 An actor is whoever touches memory: a warp, the products that a warp has started (wgmma), a thread's
 outgoing copies, or the copies that one mbarrier counts. Its epochs count up, and an access is an
@@ -69,20 +69,20 @@ def clock(block: Block) -> Clock:
 
 
 def release(warp: Meeting, into: np.ndarray) -> None:
-    """What this warp has done so far is known to whoever waits for `into`, a vector clock."""
+    """Release: merge this warp's vector clock into `into`, and begin a new epoch."""
     warp.block.settle()
     np.maximum(into, warp.known, out=into)
     warp.known[warp.actor] += 1
 
 
 def acquire(warp: Meeting, other: np.ndarray) -> None:
-    """From here on this warp knows what `other`, a vector clock, knows."""
+    """Acquire: merge `other`, a vector clock, into this warp's."""
     warp.block.settle()
     np.maximum(warp.known, other, out=warp.known)
 
 
 def join(block: Block) -> None:
-    """All warps of a block have met: each knows what any of them knew."""
+    """All warps of a block have met: each gets the merged vector clock of all."""
     block.settle()
     known = clock(block).known[block.warps[0].row : block.warps[-1].row + 1]
     known[:] = known.max(axis=0)

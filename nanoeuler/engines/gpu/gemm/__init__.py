@@ -2,7 +2,7 @@
 
 
 # %% sec-mma
-"""Matrix products, and which of them a card takes: choice.
+"""Matrix products, and the choice of one for a card (`choice`).
 
 wgmma_* are Hopper's: form (tile and epilogue as data), schedule (which block does what), kernel,
 epilogue, rope, column_sums, split_k, launch, batch (Muon's). mma_* are for every card from 8.0 on:

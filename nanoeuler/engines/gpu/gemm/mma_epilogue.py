@@ -2,7 +2,7 @@
 
 
 # %% sec-mma-out
-"""What becomes of a warp's sums: operations that add a bias or a residual, and store them in C.
+"""The epilogue of a warp's sums: operations that add a bias or a residual, and store them in C.
 
 acc are a lane's 128 sums, 64 x 64 as four accumulators of 16 rows below each other (`tile.layout`).
 """

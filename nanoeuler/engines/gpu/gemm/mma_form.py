@@ -31,7 +31,7 @@ EPILOGUES = "store", "bias", "bias and gelu", "residual", "add"
 
 @dataclass(frozen=True)
 class MmaForm:
-    """What is settled when a kernel is compiled. Float32: store or add; bf16: all but add."""
+    """Compile-time parameters of a kernel. Float32 can store or add; bf16 all except add."""
 
     layout: str = "NT"  # NT, NN or TN
     epilogue: str = "store"  # one of EPILOGUES; gelu is the tanh form
@@ -127,7 +127,9 @@ def require_space(space: Any, need: int, sizes: tuple[int, ...]) -> None:
     room = 0 if space is None else math.prod(space.shape) * space.dtype.itemsize
     if room < need:
         m, n, k = sizes
-        raise UserError(f"a product of {m} x {n} x {k} needs {need} bytes of space, not {room}")
+        raise UserError(
+            f"a product of {m} x {n} x {k} needs {need} bytes of space, not {room}: make it larger"
+        )
 
 
 def fit(form: MmaForm, a: Any, b: Any, c: Any, aux: Any = None) -> tuple[int, int, int]:

@@ -96,7 +96,7 @@ def make_multiply(form: MmaForm) -> Any:
     def multiply(acc, base, sources, count, warp, lane):
         a0, b0 = cuda.local.array(FRAGMENTS, int32), cuda.local.array(FRAGMENTS, int32)
         a1, b1 = cuda.local.array(FRAGMENTS, int32), cuda.local.array(FRAGMENTS, int32)
-        for s in range(stages - 1):  # (1) the ring fills, but for one stage
+        for s in range(stages - 1):  # (1) the ring fills, except for one stage
             for part in range(PARTS):
                 fetch(part, s * stage, sources)
             ptx.copy_commit()
@@ -155,7 +155,7 @@ def mma_kernel(form: MmaForm) -> Kernel:
         sources = begin(left, right, row, column, first, base, t)
         multiply(acc, base, sources, int32(last - first), warp, lane)
         wait_all()
-        cuda.syncthreads()  # the ring is free: warps' boxes stand there
+        cuda.syncthreads()  # the ring is free: warps' boxes are there now
         row = int32(row + warp % upright * SIDE)
         column = int32(column + warp // upright * SIDE)
         to = Matrix(c + int64(piece) * m * of_c * 4, of_c, m, n)

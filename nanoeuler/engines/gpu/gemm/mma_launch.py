@@ -13,7 +13,7 @@ from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS, SHARED, limit
 from nanoeuler.engines.gpu.lang.kernel import Launch, cover
 from nanoeuler.errors import UserError
 
-# What a tile costs beside its k-blocks (ring filled, sums stored), in k-blocks; about.
+# The cost of a tile besides its k-blocks (ring filled, sums stored), in k-blocks; about.
 TILE_COST = 4
 # Bytes that memory moves for each multiprocessor while a block multiplies a k-block of 128 x 256;
 # about, and alike on cards with fewer of them, which have less memory to wait for, too.

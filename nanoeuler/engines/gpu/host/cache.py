@@ -31,9 +31,9 @@ from nanoeuler.engines.gpu.lang.kernel import Kernel
 from nanoeuler.files import replacing
 from nanoeuler.paths import data_folder
 
-# Values whose words say all: repr gives them back.
+# Types whose repr says everything about a value.
 PLAIN = bool, int, float, complex, str, bytes, type(None), type(...), np.generic, np.dtype
-# What compiles: pyproject.toml's extra `gpu`, and what it brings along.
+# The compilers: pyproject.toml's extra `gpu`, and its dependencies.
 DISTRIBUTIONS = "numba", "numba-cuda", "llvmlite", "nvidia-cuda-nvcc", "nvidia-nvvm"
 MOST = 2000  # files: some thirty models; of more, those that were read longest ago are removed
 
@@ -44,7 +44,7 @@ class Unknown(Exception):
 
 @functools.cache
 def compilers() -> str:
-    """All that decides on every kernel: our compiler's source, the versions of the others."""
+    """What every kernel's code depends on: our compiler's source, the others' versions."""
     found = [sys.version]
     for name in DISTRIBUTIONS:
         with suppress(metadata.PackageNotFoundError):
@@ -87,7 +87,7 @@ class Description:
         raise Unknown(name)
 
     def type(self, kind: type) -> str:
-        """A type's name; of a tuple with names, those as well, whose order a kernel hangs on."""
+        """A type's name; of a named tuple its fields too, since a kernel depends on their order."""
         fields, defaults = (getattr(kind, f"_field{end}", ()) for end in ("s", "_defaults"))
         if kind.__module__.startswith(instruction.PACKAGE) and not fields:
             raise Unknown(kind.__qualname__)
@@ -95,7 +95,7 @@ class Description:
         return f"{kind.__module__}.{kind.__qualname__}{fields}{named}"
 
     def code(self, code: CodeType) -> str:
-        """What bytecode does, without the names of files and the numbers of lines."""
+        """A description of bytecode, without the names of files and the numbers of lines."""
         shape = code.co_argcount, code.co_flags, code.co_names, code.co_varnames, code.co_freevars
         return f"{shape} {code.co_code.hex()} {self.of(code.co_consts)}"
 
@@ -115,7 +115,8 @@ class Description:
 
 
 def fingerprint(kernel: Kernel, target: tuple) -> str | None:
-    """A digest of all that decides on a kernel's machine code for `target`; None: can't be told."""
+    """A digest of everything that a kernel's machine code for `target` depends on; None: unknown.
+    """
     made = Description()
     try:
         made.of(kernel.function)
@@ -127,7 +128,7 @@ def fingerprint(kernel: Kernel, target: tuple) -> str | None:
 
 
 def folder() -> Path:
-    """Where machine code is kept: NANOEULER_KERNELS, else beside what is fetched."""
+    """The folder of kept machine code: NANOEULER_KERNELS, else data/kernels."""
     return Path(os.environ.get("NANOEULER_KERNELS") or data_folder("kernels"))
 
 
@@ -156,7 +157,7 @@ def write(path: Path, code: Code) -> None:
 
 
 def trim(paths: Iterable[Path]) -> None:
-    """Remove the files that were read longest ago, but for MOST."""
+    """Keep MOST files, and remove those that were read longest ago."""
     with suppress(OSError):
         for path in sorted(paths, key=lambda path: path.stat().st_mtime)[:-MOST]:
             path.unlink(missing_ok=True)

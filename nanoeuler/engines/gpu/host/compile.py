@@ -4,7 +4,7 @@
 # %% sec-gemm-compile
 """Kernels to machine code, without a GPU: numba makes PTX of them, ptxas the code and a report.
 
-Left out: running it (`device`). numba's CUDA target comes from the door.
+Left out: running it (`device`). numba's CUDA target comes from `libraries`.
 """
 
 import importlib.util
@@ -194,7 +194,7 @@ def entry(text: str) -> str:
 
 @dataclass(frozen=True)
 class Code:
-    """A compiled kernel: PTX, machine code (b"" without ptxas) and what ptxas says of it.
+    """A compiled kernel: PTX, machine code (b"" without ptxas) and ptxas's report.
 
     registers: of a thread. spills: bytes stored to and loaded from local memory for want of
     registers; stack: bytes of local memory in all. warnings: ptxas's own lines, such as C7510,
@@ -247,7 +247,7 @@ def assemble(text: str, target: tuple) -> Code:
 
 
 def machine(kernel: Kernel, capability: tuple | None = None) -> tuple:
-    """What machine code of a kernel is for, on a GPU of this capability, or on its oldest.
+    """The target of a kernel's machine code, on a GPU of this capability, or on its oldest.
 
     A target with a letter is one machine's. PTX for any other runs on that and on all newer ones.
     """

@@ -31,12 +31,13 @@ MAP_BYTES = 128  # of an encoded tensor map; CUDA driver API, CUtensorMap
 CTYPES = {"r": ctypes.c_int32, "l": ctypes.c_int64, "f": ctypes.c_float}
 # What an error of the driver means here, by what its name contains.
 MEANINGS = {
-    "ILLEGAL_ADDRESS": "a launch before this reached outside of its arrays; this process is lost",
-    "MISALIGNED_ADDRESS": "a launch before this read from where no such read begins; this process "
-    "is lost",
-    "LAUNCH_FAILED": "a launch before this broke; this process is lost",
-    "LAUNCH_OUT_OF_RESOURCES": "a block of this kernel wants more registers than there are",
-    "STREAM_CAPTURE": "something that a graph cannot hold was done while launches were captured",
+    "ILLEGAL_ADDRESS": "an earlier launch accessed memory outside its arrays; start the process "
+    "again",
+    "MISALIGNED_ADDRESS": "an earlier launch read or wrote at a misaligned address; start the "
+    "process again",
+    "LAUNCH_FAILED": "an earlier launch failed; start the process again",
+    "LAUNCH_OUT_OF_RESOURCES": "a block of this kernel needs more registers than the GPU has",
+    "STREAM_CAPTURE": "an operation that a graph can't record ran while launches were captured",
 }
 
 
@@ -57,7 +58,7 @@ class DeviceArray:
 def check(outcome: tuple) -> Any:
     """What a call of the driver returned, after its error code.
 
-    If that is not 0: MemoryError where there is no room, RuntimeError otherwise.
+    If that is not 0: MemoryError where there isn't enough memory, RuntimeError otherwise.
     """
     error, *values = outcome
     if int(error):
@@ -74,7 +75,7 @@ def number_of(driver: Any, handle: Any, name: str) -> int:
 
 
 def name_of(driver: Any, handle: Any) -> str:
-    """What a GPU is called."""
+    """A GPU's name."""
     return check(driver.cuDeviceGetName(64, handle)).split(b"\0")[0].decode()
 
 
@@ -119,7 +120,7 @@ class Device:
         return {n: name_of(self.driver, handle) for n, handle in handles.items()}
 
     def memory_used(self) -> int:
-        """The bytes that are taken of the GPU's memory, by whomever."""
+        """The bytes of the GPU's memory that are in use, by this process or any other."""
         free, whole = check(self.driver.cuMemGetInfo())
         return whole - free
 
@@ -241,7 +242,7 @@ class Device:
         return self.functions.setdefault(kernel, function)
 
     def load_all(self, kernels: Iterable[Kernel]) -> None:
-        """Load kernels; those that are not kept on disk either are compiled side by side."""
+        """Load kernels. Those that aren't kept on disk either are compiled in parallel."""
         missing = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self.functions]
         for kernel, code in zip(missing, compiled(missing, self.real.capability), strict=True):
             self.load(kernel, code)
@@ -313,8 +314,7 @@ def encode(device: Device, view: Map) -> DeviceArray:
 
 
 def attributes(driver: Any, kernel: Kernel) -> list[Any]:
-    """What a launch says of a kernel's clusters, of blocks that wait for each other, of its start.
-    """
+    """The launch's attributes: its clusters, blocks that wait for each other, an early start."""
     made, kinds = [], driver.CUlaunchAttributeID
     if kernel.cluster > 1:
         made.append(driver.CUlaunchAttribute())
@@ -333,7 +333,7 @@ def attributes(driver: Any, kernel: Kernel) -> list[Any]:
 
 
 def configuration(driver: Any, launch: Launch) -> Any:
-    """A launch as the driver wants to be told of it, without its stream."""
+    """A launch in the form that the driver needs, without its stream."""
     config, kernel = driver.CUlaunchConfig(), launch.kernel
     config.gridDimX, config.gridDimY, config.gridDimZ = (*launch.grid, 1, 1)[:3]
     config.blockDimX, config.blockDimY, config.blockDimZ = (*kernel.block, 1, 1)[:3]

@@ -2,7 +2,7 @@
 
 
 # %% sec-graph
-"""What the host and a device say to each other while the device works: an inbox and an outbox.
+"""Pinned buffers between the host and a device that is at work: an inbox and an outbox.
 
 On either device, of `host.device` or of `emulator.device`. The host never waits for the step
 that runs: it fills the next batch meanwhile, and reads results one step late.
@@ -60,7 +60,7 @@ class Box:
 
 
 class Inbox(Box):
-    """What the device is told before a step: `page`, fill it, `send`, start the step."""
+    """Input of a step, in turn from two pages: `page`, fill it, `send`, start the step."""
 
     def __init__(self, device: Any, fields: Fields):
         super().__init__(device, fields)
@@ -76,14 +76,14 @@ class Inbox(Box):
     def send(self) -> None:
         """Have the page copied to `parts`, when all that was started before has run."""
         if not self.open:
-            raise UserError("the inbox was sent already: ask for its next page and fill that")
+            raise UserError("the inbox was sent already: take its next page and fill that")
         self.device.send(self.array, self.pages[self.turn])
         self.sent[self.turn] = self.device.mark()
         self.turn, self.open = (self.turn + 1) % PAGES, False
 
 
 class Outbox(Box):
-    """What a step says when it is done: start it, `fetch`, and `read` when the next is started.
+    """Results of a step: start it, `fetch`, and `read` when the next is started.
 
     Its length is the number of results that were fetched and not read.
     """
@@ -105,7 +105,7 @@ class Outbox(Box):
         self.turn = (self.turn + 1) % PAGES
 
     def read(self) -> dict[str, np.ndarray]:
-        """Name -> the oldest result that was not read yet; waits for the step that it is of."""
+        """Name -> the oldest result that wasn't read yet. Waits for the step that computes it."""
         if not self.waiting:
             raise UserError("no result is under way: start a step and fetch its result first")
         page, arrived = self.waiting.popleft()

@@ -16,5 +16,5 @@ def to_bf16(values: np.ndarray) -> np.ndarray:
 
 
 def from_bf16(half: np.ndarray) -> np.ndarray:
-    """The float32 that each bf16, given by its bits, stands for: its upper half, then zeros."""
+    """The float32 of each bf16, given by its bits: its upper half, then zeros."""
     return (np.asarray(half).astype(np.uint32) << 16).view(np.float32)

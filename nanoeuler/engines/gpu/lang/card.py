@@ -57,7 +57,7 @@ def require_fit(kernel: Kernel, capability: tuple[int, int]) -> None:
 
 
 class Card(NamedTuple):
-    """The numbers of a card by which kernels, tiles and grids are chosen. l2: bytes of its cache.
+    """The limits of a card by which kernels, tiles and grids are chosen. l2: bytes of its cache.
     """
 
     capability: tuple[int, int]
@@ -65,7 +65,7 @@ class Card(NamedTuple):
     l2: int
 
 
-# The card that stands for a capability: A100, RTX 3060, RTX 4070, H100, RTX 5090. Their numbers,
+# A typical card of each capability: A100, RTX 3060, RTX 4070, H100, RTX 5090. Their numbers,
 # with sources, are those of planning/cards.py, which tests/test_pretend.py compares.
 TYPICAL = {
     (8, 0): Card((8, 0), 108, 40 << 20), (8, 6): Card((8, 6), 28, 3 << 20),
@@ -93,7 +93,7 @@ def pretended() -> Card | None:
 
 
 def in_words(card: Card) -> str:
-    """A card as NANOEULER_CAPABILITY's words, for what is said of a run."""
+    """A card in the form of NANOEULER_CAPABILITY, for messages and records of a run."""
     major, minor = card.capability
     return f"capability {major}.{minor} with {card.multiprocessors} multiprocessors"
 

@@ -28,7 +28,7 @@ DTYPES = {"h": "uint16", "r": "int32", "l": "int64", "f": "float32"}  # of eleme
 
 @dataclass(frozen=True)
 class Operand:
-    """What one `$` of an instruction stands for.
+    """An operand of an instruction: the meaning of one `$`.
 
     letter: r int32, l int64, f float32, h uint16, p the address of an array. count: 0 for a value,
     else the registers of an array. written: whether an array's registers are results as well.
@@ -52,7 +52,9 @@ def operands(tokens: str) -> tuple[Operand, ...]:
     """The operands that `tokens`, separated by spaces, name: "+f*64 l r" is an array and two."""
     for token in tokens.split():
         if not OPERAND.fullmatch(token):
-            raise UserError(f"an operand is r, l, f, p, f*64, +f*64, =f*64, f[2], not {token!r}")
+            raise UserError(
+                f"expected an operand such as r, l, f, p, f*64, +f*64, =f*64 or f[2], got {token!r}"
+            )
     return tuple(
         Operand(
             token.strip("+=")[0],
@@ -92,23 +94,27 @@ class Instruction:
 def ptx(text: str, args: str = "", ret: str = "", pure: bool = False) -> Instruction:
     """An instruction from PTX `text` with operands `args` and results `ret` (see `operands`).
 
-    In the text, $0, $1... are the results, then the arguments; an array stands for its registers
-    with commas, $1[0:4] for the first four. One result is returned as it is, several as a tuple.
-    pure: the results hang on the arguments alone, so that a compiler may move, merge or drop it;
-    otherwise it stays where it stands, in order with all accesses to memory.
+    In the text, $0, $1... are the results, then the arguments. An array means its registers with
+    commas between, $1[0:4] the first four. One result is returned as it is, several as a tuple.
+    pure: the results depend on nothing but the arguments, so a compiler may move, merge or drop it.
+    Otherwise it stays in its place, in order with all accesses to memory.
     """
     made = Instruction(text, operands(args), operands(ret), pure)
     if any(operand.count or operand.letter == "p" for operand in made.ret):
-        raise UserError(f"a result is r, l or f, not {ret!r}: arrays are written in place")
+        raise UserError(
+            f"expected results r, l or f, got {ret!r}: make an array an argument, as +f*4 or =f*4"
+        )
     highest = max((int(n) for n in re.findall(r"\$(\d+)", text)), default=-1)
     if highest >= len(made.args) + len(made.ret):
-        raise UserError(f"${highest} in {text!r} is more than its operands, {ret!r} and {args!r}")
+        raise UserError(
+            f"${highest} in {text!r} has no operand: the lists have only {ret!r} and {args!r}"
+        )
     return made
 
 
 @dataclass(frozen=True)
 class Name:
-    """Something that each target has of its own: the compiler numba's, the emulator ours."""
+    """A placeholder for an object of each target: numba's for the compiler, ours emulated."""
 
     name: str
 
@@ -122,7 +128,7 @@ cuda = Name("cuda")
 int8, int32, int64, float32 = Name("int8"), Name("int32"), Name("int64"), Name("float32")
 
 
-@cache  # a kernel's helpers are asked for at each launch, and equal code uses equal names
+@cache  # a kernel's helpers are looked up at each launch, and equal code uses equal names
 def used(code: CodeType) -> frozenset[str]:
     """The globals that a function's code, or one inside it, looks up: `name`, `module.name`."""
     inner = [used(part) for part in code.co_consts if isinstance(part, CodeType)]
@@ -136,7 +142,7 @@ def used(code: CodeType) -> frozenset[str]:
 
 
 def looked_up(function: FunctionType) -> dict[str, Any]:
-    """Name -> object of all globals that a function uses; in place of a module of ours, what it
+    """Name -> object of all globals that a function uses; instead of a module of ours, what it
     uses of that: `module.name` -> object.
     """
     place, found = function.__globals__, {}

@@ -30,7 +30,7 @@ def cover(n: int, size: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Map:
-    """An array as the copy engine sees it: fetched and stored in boxes, 128-byte swizzled.
+    """A tensor map, an array for the copy engine: fetched and stored in boxes, 128-byte swizzled.
 
     array (..., rows, columns) uint16 (bf16) or float32, its last axis dense; box: the extents of
     one box, in the order of the axes. What of a box lies outside is read as 0 and not written; but
@@ -44,27 +44,33 @@ class Map:
         array, box = self.array, self.box
         size = array.dtype.itemsize
         if str(array.dtype) not in ELEMENTS:
-            raise UserError(f"a map is of uint16 (bf16) or float32, not {array.dtype}")
+            raise UserError(f"expected uint16 (bf16) or float32 for a map, got {array.dtype}")
         if len(box) != len(array.shape) or not 2 <= len(box) <= 5:
             raise UserError(f"a box of {box} does not fit an array of shape {array.shape}")
         if box[-1] * size > SWIZZLE or not all(1 <= extent <= BOX_ROWS for extent in box):
-            raise UserError(f"a box is at most {SWIZZLE} bytes by {BOX_ROWS}, not {box}")
+            raise UserError(
+                f"expected a box of at most {SWIZZLE} bytes by {BOX_ROWS}, got {box}: make it "
+                "smaller"
+            )
         if array.strides[-1] != size or any(step % MAP_ALIGN for step in array.strides[:-1]):
             raise UserError(
-                f"the copy engine wants rows {MAP_ALIGN} bytes apart, or a multiple of that, and "
-                f"dense: pad the rows, strides are {tuple(array.strides)} for {array.dtype}"
+                f"expected dense rows a multiple of {MAP_ALIGN} bytes apart for the copy engine, "
+                f"got strides {tuple(array.strides)} for {array.dtype}: pad the rows"
             )
 
 
 def require_aligned(address: int) -> None:
     """UserError unless an array with a map may begin at this address."""
     if address % MAP_ALIGN:
-        raise UserError(f"the copy engine wants arrays to begin at multiples of {MAP_ALIGN} bytes")
+        raise UserError(
+            f"the copy engine needs arrays to begin at multiples of {MAP_ALIGN} bytes, got address "
+            f"{address:#x}: move the array"
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """A kernel and what the machine must know of it before it starts.
+    """A kernel, and the resources and shape that the machine must know before it starts.
 
     function: plain Python over `engines.gpu.lang.instruction`. args: its parameters' types as in
     `operands` (arrays and maps are l, an address; f[2] is an array of two axes, dense, that the
@@ -122,7 +128,7 @@ class Launch:
         parameters = self.kernel.parameters
         name = self.kernel.function.__name__
         if len(self.args) != len(parameters):
-            raise UserError(f"{name} takes {len(parameters)} arguments, {len(self.args)} came")
+            raise UserError(f"{name} takes {len(parameters)} arguments, but got {len(self.args)}")
         for i, (operand, value) in enumerate(zip(parameters, self.args, strict=True)):
             if not fits(operand, value):
                 raise UserError(f"argument {i} of {name} is {operand.letter}, not {value!r}")

@@ -141,7 +141,7 @@ uniform = ptx("shfl.sync.idx.b32 $0, $1, 0, 0x1f, 0xffffffff;", "r", "r")
 ldmatrix4 = ptx(
     "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];", "r", "r r r r"
 )
-# the same, each matrix transposed on the way: what stands in a column goes to one lane
+# the same, each matrix transposed on the way: neighbours in a column go to one lane
 ldmatrix4_turned = ptx(
     "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0, $1, $2, $3}, [$4];", "r", "r r r r"
 )

@@ -2,7 +2,7 @@
 
 
 # %% sec-paper-device
-"""Where the elements of an array lie, and of a part of it: shapes and strides, in bytes.
+"""Where the elements of an array are, and of a part of it: shapes and strides, in bytes.
 
 Arrays here have `shape`, `dtype` and `strides` as NumPy's do, wherever their memory is.
 """
@@ -31,7 +31,8 @@ def require_dense(array: Any) -> None:
     """UserError unless the array is in C order without gaps."""
     if array.strides != dense(array.shape, array.dtype.itemsize):
         raise UserError(
-            f"an array in C order is wanted here, not {array.shape} with strides {array.strides}"
+            f"expected an array in C order without gaps, got {array.shape} with strides "
+            f"{array.strides}: copy it first"
         )
 
 
@@ -40,8 +41,8 @@ def part_of(
 ) -> tuple[tuple[int, ...], np.dtype, tuple[int, ...]]:
     """Shape, dtype and strides of a part that begins `offset` bytes into an array.
 
-    strides: C order where None is given. UserError where the part would reach outside, or its
-    elements would not lie at multiples of their own size.
+    strides: C order where None is given. UserError if the part would reach outside, or its elements
+    would not be at multiples of their size.
     """
     kind, shape = np.dtype(dtype), tuple(shape)
     size = kind.itemsize

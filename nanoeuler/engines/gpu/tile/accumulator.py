@@ -2,7 +2,7 @@
 
 
 # %% sec-tile
-"""What is done with an accumulator before it leaves the registers: operations, and a bias.
+"""Epilogues: operations on an accumulator before it leaves the registers, and a bias.
 
 An operation is a function of acc, a lane's float32 sums, and of a tile: whatever else it needs to
 know, such as where the sums belong. An epilogue is a list of them.

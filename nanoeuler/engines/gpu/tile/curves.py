@@ -4,8 +4,9 @@
 # %% sec-tile
 """Activation functions of float32 in registers, and their slopes: SwiGLU, GELU in both its forms.
 
-First those that are good to float32, but for a few of its last bits; then those with the special
-function unit's tanh, good to 11 bits, for what is rounded to bf16: their names end in _fast.
+First those that are good to float32, except for a few of its last bits. Then those with the special
+function unit's tanh, good to 11 bits, for results that are rounded to bf16: their names end in
+_fast.
 """
 
 import math

@@ -5,7 +5,7 @@
 """Where a tile's elements are: in shared memory, and in the registers of a warp's lanes.
 
 Columns are counted in bf16. In shared memory a row is *chunks* of 16 bytes, and chunk c of row r
-stands where chunk c ^ (r & 7) would (the 128-byte swizzle), so that the same chunk of eight rows is
+is at place c ^ (r & 7) of its row (the 128-byte swizzle), so that the same chunk of eight rows is
 in different banks. In registers 4 j to 4 j + 3 of an accumulator a lane has two neighbouring
 columns, 8 j + `lane_column` on, of row `lane_row` and then of the row 8 below.
 """
@@ -21,7 +21,7 @@ def swizzle(row, columns):
 
 
 def chunk_at(row, chunk, columns):
-    """The byte of a tile of so many columns where a row's chunk of 8 of them stands."""
+    """The byte of a tile of so many columns where a row's chunk of 8 of them begins."""
     return int32(row * (2 * columns) + ((chunk ^ swizzle(row, columns)) << 4))
 
 
@@ -36,7 +36,7 @@ def lane_column(lane):
 
 
 def pair_at(lane):
-    """The byte of a panel where a lane's first pair of bf16 stands: 8 j columns on, ^ (j << 4)."""
+    """The byte of a panel where a lane's first pair of bf16 is: 8 j columns on, ^ (j << 4)."""
     return int32(chunk_at(lane_row(lane), 0, PANEL) + 2 * lane_column(lane))
 
 

@@ -30,6 +30,7 @@ from nanoeuler.engines.gpu.gemm import low_rank
 from nanoeuler.engines.gpu.rows import lora_merge
 from nanoeuler.engines.gpu.rows.lora_merge import Place, merge_launch, merge_tiles
 from nanoeuler.engines.gpu.step import lora as module
+from nanoeuler.engines.gpu.step.engine import CudaEngine
 from nanoeuler.engines.gpu.step.lora import (
     ADAPTER_COPIES,
     ADAPTERS,
@@ -229,6 +230,7 @@ def test_other_weights_are_left_as_they_are():
 
 SHARED = replace(EULER, n_predict=1, tied=True, n_layers=2, repeat=2, integrator="heun",
                  step_size=0.7, mlp="gelu", hidden=64)  # fmt: skip
+NORMED = replace(EULER, n_predict=1, tied=True, qk_norm=True, head_width=64)
 CASES = {
     "GPT-2's, q and v": (GPT, Lora(3, 5.0, ("q", "v")), 1),
     "Euler's, in pieces": (EULER, Lora(2), 2),
@@ -238,6 +240,9 @@ CASES = {
     "biases of q, k, v, LayerNorm": (
         replace(EULER, norm="layer", position="learned", qkv_bias=True, n_kv_heads=2),
         Lora(5, 7.0), 1),
+    "Qwen3's, norms of heads": (NORMED, Lora(3, 5.0), 2),
+    "norms of heads, learned, shared": (
+        replace(GPT, qk_norm=True, n_layers=2, repeat=2), Lora(2, None, ("q", "k")), 1),
 }  # fmt: skip
 
 
@@ -321,7 +326,8 @@ def test_gradients_of_a_rank_for_tiles_are_the_references(monkeypatch):
 
 
 @pytest.mark.parametrize("name", kept(
-    ["GPT-2's, q and v", "RoPE and gates by products"], "GPT-2's, q and v"))
+    ["GPT-2's, q and v", "RoPE and gates by products", "Qwen3's, norms of heads"],
+    "GPT-2's, q and v"))
 def test_gradients_of_rows_of_several_texts(name, monkeypatch):
     helpers.by_numpy(monkeypatch)
     check(CASES[name], T=9, first=TEXTS)
@@ -353,12 +359,15 @@ FAULTS = {
 OWNERS = {"by_few_rows": "LoraEngine", "parts": "Packing", "places": "Packing",
           "merge": "LoraBuilder"}  # fmt: skip
 STEP, MERGE = "engines.gpu.step.lora", "engines.gpu.rows.lora_merge"
+ENGINE = "engines.gpu.step.engine"
 
 
 def test_all_faults_have_their_place():
     for where, faults in ((STEP, FAULTS), (MERGE, MERGES)):
         for what, (function, old, new) in faults.items():
             source(Mutant(where, function, what, old, new))
+    for what, (where, function, old, new) in WITH_NORMS.items():
+        source(Mutant(where, function, what, old, new))
 
 
 @pytest.mark.parametrize("what", thinned(FAULTS, 4))
@@ -370,6 +379,26 @@ def test_faults_of_a_step_are_seen(what, monkeypatch):
     monkeypatch.setattr(getattr(module, owner), function, vars(getattr(wrong, owner))[function])
     errors = step_on_paper(CASES["Euler's, in pieces"])
     assert any(not error < 2 * bound(EULER) for error in errors.values())
+
+
+THROUGH = "CudaEngine.head_norm_backward(self, config, b, b, dheads, raw)"
+WITH_NORMS = {  # of heads: where, function of the engine there, old, new
+    "adapters learn behind the norm": (STEP, "head_norm_backward", THROUGH, "pass"),
+    "RoPE alone on the way back": (ENGINE, "attend_backward", "if config.qk_norm:", "if False:"),
+    "queries' gain for keys": (ENGINE, "head_norm", "b.q_norm, b.k_norm", "b.q_norm, b.q_norm"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WITH_NORMS)
+def test_mistakes_with_norms_of_heads_are_seen(what, monkeypatch):
+    helpers.by_numpy(monkeypatch)
+    where, function, old, new = WITH_NORMS[what]
+    name = "LoraEngine" if where == STEP else "CudaEngine"
+    wrong = getattr(mutated(Mutant(where, function, what, old, new)), name)
+    monkeypatch.setattr(getattr(module, name), function, vars(wrong)[function])
+    errors = step_on_paper(CASES["Qwen3's, norms of heads"])
+    # Of q and k alone, which share a matrix with v: what is wrong is all there.
+    assert max(errors["block.0.wqkv.A"], errors["block.0.wqkv.B"]) > 2 * bound(NORMED)
 
 
 def test_nothing_is_seen_where_nothing_is_wrong(monkeypatch):
@@ -650,9 +679,26 @@ def test_the_room_of_this_machines_card(monkeypatch):
     assert gpu_memory.host_bytes(config, lora) == lora_host_bytes(config, lora)
 
 
-def test_what_the_engine_has_no_code_for_is_refused():
-    config = replace(EULER, qk_norm=True)
-    with pytest.raises(UserError, match="expected qk_norm False for LoraEngine"):
-        recorded_step(config, Lora(2), T=4)
-    assert LoraEngine.supports["norm"] == ("rms", "layer")
+def test_the_engine_has_code_for_all_that_trains_without_adapters(capsys):
+    """Norms of heads among it, which were refused before their gains could be frozen."""
+    assert LoraEngine.supports == CudaEngine.supports and True in LoraEngine.supports["qk_norm"]
+    assert main(["plan", "--preset", "euler-10m", "--qk-norm", "--lora", "8", "--engine",
+                 "cuda"]) == 0  # fmt: skip
+    said = capsys.readouterr().out
+    assert "rank 8 on q,k,v,o,gate,up,down" in said and "h200" in said
 
+
+def test_gains_of_heads_are_frozen(monkeypatch):
+    """A step sums no gradient of a gain, and leaves all weights as they were."""
+    names = {step.name for step in recorded_step(NORMED, Lora(2), T=4).steps}
+    assert "norm of heads, backward" in names and "sums of norms" not in names
+    helpers.by_numpy(monkeypatch)
+    ours, reference, tokens, targets = steppers(NORMED)
+    frozen = ours.base()
+    ours.step(tokens, targets, 1e-2, 1)
+    (mine,), (theirs,) = ours.finish(), reference.step(tokens, targets, 1e-2, 1)
+    np.testing.assert_allclose(mine.norm, theirs.norm, rtol=bound(NORMED))
+    np.testing.assert_allclose(mine.sums, theirs.sums, rtol=bound(NORMED))
+    assert np.array_equal(frozen, ours.device.host(ours.memories[WEIGHTS]))
+    ours.pull()
+    assert ours.weights.adapters["block.0.k.B"].any()

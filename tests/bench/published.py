@@ -72,7 +72,7 @@ class Ours:
 
         config, self.tokenizer, weights, _ = read_source(path, context)
         reader = CpuReader(config, weights, threads=threads, quantize=quantize)
-        self.start = lambda: Decoder(config, weights, reader)
+        self.start, self.reader = lambda: Decoder(config, weights, reader), reader
 
     def begin(self):
         self.decoder = self.start()
@@ -80,15 +80,20 @@ class Ours:
     def read(self, ids):
         return self.decoder.read(ids)
 
+    def each(self, ids):
+        """The logits after each of ids, a text from its beginning, until the next call."""
+        return self.reader.read([ids], [0], rows=len(ids))[0, :, 0]
+
 
 class Llama:
-    """llama.cpp on a file."""
+    """llama.cpp on a file. every: whether `each` is needed."""
 
-    def __init__(self, path, threads, context=1024):
+    def __init__(self, path, threads, context=1024, every=False):
         from llama_cpp import Llama as Model
 
         self.model = Model(str(path), n_ctx=context, n_batch=512, n_threads=threads,
-                           n_threads_batch=threads, flash_attn=True, verbose=False)  # fmt: skip
+                           n_threads_batch=threads, flash_attn=True, logits_all=every,
+                           verbose=False)  # fmt: skip
 
     def begin(self):
         self.model.reset()
@@ -99,6 +104,12 @@ class Llama:
         self.model.eval([int(i) for i in ids])
         scores = llama_cpp.llama_get_logits_ith(self.model.ctx, -1)
         return np.ctypeslib.as_array(scores, (self.model.n_vocab(),)).copy()
+
+    def each(self, ids):
+        """The logits after each of ids, a text from its beginning, until the next call."""
+        self.begin()
+        self.model.eval([int(i) for i in ids])
+        return self.model.scores[: len(ids)]
 
 
 def make(who, path, threads):
@@ -178,14 +189,13 @@ def speed_rows(folder):
 
 
 def nats(this, windows):
-    """Nats a token over windows of ids, each read token by token."""
+    """Nats a token over windows of ids, each read at once."""
     total, count = 0.0, 0
     for ids in windows:
-        this.begin()
-        for before, after in zip(ids[:-1], ids[1:], strict=True):
-            scores = this.read([before]).astype(np.float64)
-            high = scores.max()
-            total += high + np.log(np.exp(scores - high).sum()) - scores[after]
+        for scores, after in zip(this.each(ids[:-1]), ids[1:], strict=True):
+            exact = scores.astype(np.float64)
+            high = exact.max()
+            total += high + np.log(np.exp(exact - high).sum()) - exact[after]
             count += 1
     return total / count
 
@@ -200,11 +210,25 @@ def greedy(this, ids, count):
     return found
 
 
+def perplexity_rows(ours, theirs, peer):
+    """A row of the perplexity of a token in windows of WIKITEXT; none where that isn't named."""
+    if os.environ.get("WIKITEXT"):
+        text = Path(os.environ["WIKITEXT"]).read_bytes()[:40_000]
+        every = ours.tokenizer.encode(text)
+        windows = [every[i : i + 512] for i in range(0, len(every) - 511, 512)][:8]
+        mine, other = (float(np.exp(nats(this, windows))) for this in (ours, theirs))
+        yield measurements.row("perplexity of a token", f"{NAME}, WikiText, {len(windows)} "
+                               "windows of 512", "cpu", mine, "", peer, other)  # fmt: skip
+
+
 def agree_rows(folder):
-    """Logits, greedy texts and perplexity, ours beside llama.cpp's on the same file: our export in
-    float32, and the published one, of which either keeps blocks of four bits."""
-    for peer, file in (("llama.cpp f32", export(folder, "F32")), ("llama.cpp Q4_1", source())):
-        ours, theirs, found = Ours(file, 2), Llama(file, 2), []
+    """Logits, greedy texts and perplexity, ours beside llama.cpp's on the same file: the published
+    one, of which either keeps blocks of four bits, and our export in float32.
+
+    By one thread, since nothing is timed.
+    """
+    for peer, file in (("llama.cpp Q4_1", source()), ("llama.cpp f32", export(folder, "F32"))):
+        ours, theirs, found = Ours(file, 1), Llama(file, 1, every=True), []
         tokenizer = ours.tokenizer
         ids = tokenizer.encode(TEXT)[:LONG]
         for this in (ours, theirs):
@@ -217,6 +241,7 @@ def agree_rows(folder):
                                worst, f"of an rms of {rms:.2f}", peer, None)  # fmt: skip
         yield measurements.row("likeliest token is the same", f"{NAME}, {LONG} tokens", "cpu",
                                same, "of all", peer, None)  # fmt: skip
+        yield from perplexity_rows(ours, theirs, peer)
         equal = 0
         for question in CHATS:
             text = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
@@ -224,13 +249,6 @@ def agree_rows(folder):
             equal += greedy(ours, prompt, 200) == greedy(theirs, prompt, 200)
         yield measurements.row("greedy texts of 200 tokens that are equal", f"{NAME}, {len(CHATS)} "
                                "questions", "cpu", equal, "texts", peer, None)  # fmt: skip
-        if os.environ.get("WIKITEXT"):
-            text = Path(os.environ["WIKITEXT"]).read_bytes()[:40_000]
-            every = tokenizer.encode(text)
-            windows = [every[i : i + 512] for i in range(0, len(every) - 511, 512)][:8]
-            mine, other = (float(np.exp(nats(this, windows))) for this in (ours, theirs))
-            yield measurements.row("perplexity of a token", f"{NAME}, WikiText, {len(windows)} "
-                                   "windows of 512", "cpu", mine, "", peer, other)  # fmt: skip
 
 
 # ---- From the command to the first token

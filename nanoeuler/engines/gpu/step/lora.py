@@ -31,7 +31,7 @@ from nanoeuler.engines.gpu.gemm.low_rank import (
 from nanoeuler.engines.gpu.lang.bf16 import to_bf16
 from nanoeuler.engines.gpu.rows import adamw
 from nanoeuler.engines.gpu.rows.lora_merge import Place, merge_launch, merge_tiles
-from nanoeuler.engines.gpu.step.engine import SUPPORTS, CudaEngine, PackedRows, rows_of
+from nanoeuler.engines.gpu.step.engine import CudaEngine, PackedRows, rows_of
 from nanoeuler.engines.gpu.step.matmul import Epilogue
 from nanoeuler.engines.gpu.step.precision import COPIES, WEIGHTS, Precision
 from nanoeuler.engines.gpu.step.program import Array
@@ -189,8 +189,6 @@ class LoraGradients:
 class LoraEngine(CudaEngine):
     """`CudaEngine` where a matrix's gradient is `Learned`, or none at all, and a vector's None."""
 
-    # A head's own norm has gains whose gradients its kernels don't know how to forget.
-    supports = SUPPORTS | {"qk_norm": (False,)}
     wide = math.inf  # norms' outputs are kept: without AdamW's moments there is memory for them
 
     def weight_gradient(self, dw: Any, x: Array, dy: Array, name: str) -> None:
@@ -245,6 +243,12 @@ class LoraEngine(CudaEngine):
         dx: an array to which it is added; None: a new one. Nothing is added to dgain and dbias.
         """
         return CudaEngine.norm_backward(self, norm, given, given[3], dbias, dx)
+
+    def head_norm_backward(
+        self, config: ModelConfig, b: Block, db: Block, dheads: Array, raw: Array
+    ) -> None:
+        """From the gradient after QK-norm and RoPE to that before, in place; gains are frozen."""
+        CudaEngine.head_norm_backward(self, config, b, b, dheads, raw)
 
     def defer_sums(self, count: int, outs: list[Array]) -> Array:
         """Memory for partial sums of gains, which nobody adds up."""

@@ -33,7 +33,9 @@ def dealt(matrices: Sequence[muon.Matrix], rank: int, size: int) -> list[muon.Ma
     return [matrices[min(i, len(matrices) - 1)] for i in places]
 
 
-def between(found: Sequence[tuple[int, int, float]], start: int, stop: int) -> list:
+def between(
+    found: Sequence[muon.Stretch], start: int, stop: int
+) -> list[tuple[int, int]]:
     """(first, count) of what lies in no stretch, of the elements from start to stop."""
     ends = [start, *(end for _, end, _ in found)]
     heads = [*(first for first, _, _ in found), stop]
@@ -52,11 +54,12 @@ class SharedMatrices:
         self.builder, self.rules = builder, rules
         recording, sharing = builder.recording, builder.sharing
         self.take = muon.Take(recording.constant, recording.take)
+        self.stretches = muon.stretches(rules.matrices)
         self.buckets = [each for each in sharing.buckets if self.within(each.start, each.stop)]
 
-    def within(self, start: int, stop: int) -> list[tuple[int, int, float]]:
+    def within(self, start: int, stop: int) -> list[muon.Stretch]:
         """The stretches of matrices from start to stop of the flat buffers."""
-        return muon.stretches(self.rules.matrices, start, stop)
+        return muon.within(self.stretches, start, stop)
 
     def part(self, bucket: Bucket) -> slice:
         """This rank's part of a bucket, in the flat buffer."""

@@ -377,31 +377,30 @@ POLYNOMIAL = Kernel(polynomial, "l l l r r f f f", THREADS, target=(8, 0))
 
 
 # %% sec-muon-gpu-lines
-def stretches(
-    matrices: Sequence[Matrix], start: int, stop: int
-) -> list[tuple[int, int, float]]:
-    """(first, end, scale) of what matrices have of the elements from start to stop, in order.
+Stretch = tuple[int, int, float]  # of the flat buffers: first, end, and what steps are times
 
-    Neighbours of one scale are one stretch.
-    """
-    rows = [one.start + one.pitch * np.arange(one.rows) for one in matrices]
+
+def stretches(matrices: Sequence[Matrix]) -> list[Stretch]:
+    """What matrices have of the flat buffers, in order; neighbours of one scale are one stretch."""
+    firsts = np.concatenate([one.start + one.pitch * np.arange(one.rows) for one in matrices])
     widths, scales = (np.repeat([one[i] for one in matrices], [one.rows for one in matrices])
                       for i in (3, 4))  # fmt: skip
-    first = np.concatenate(rows) if rows else np.zeros(0, int)
-    order = np.argsort(first)
-    first, scales = first[order], scales[order]
-    end = np.minimum(first + widths[order], stop)
-    first = np.maximum(first, start)
-    kept = first < end
-    first, end, scales = first[kept], end[kept], scales[kept]
-    apart = (first[1:] != end[:-1]) | (scales[1:] != scales[:-1])
-    heads = np.flatnonzero(np.concatenate([[True], apart])[: len(first)])
-    tails = np.append(heads[1:], len(first))[: len(heads)] - 1
-    return list(zip(first[heads].tolist(), end[tails].tolist(), scales[heads].tolist(),
-                    strict=True))  # fmt: skip
+    order = np.argsort(firsts)
+    firsts, ends, scales = firsts[order], (firsts + widths)[order], scales[order]
+    apart = (firsts[1:] != ends[:-1]) | (scales[1:] != scales[:-1])
+    heads = np.flatnonzero(np.concatenate([[True], apart]))
+    tails = np.append(heads[1:], len(firsts)) - 1
+    parts = firsts[heads], ends[tails], scales[heads]
+    return list(zip(*(part.tolist() for part in parts), strict=True))
 
 
-def line_tiles(found: Sequence[tuple[int, int, float]], start: int) -> np.ndarray:
+def within(found: Sequence[Stretch], start: int, stop: int) -> list[Stretch]:
+    """What stretches have of the elements from start to stop."""
+    return [(max(first, start), min(end, stop), scale) for first, end, scale in found
+            if first < stop and start < end]  # fmt: skip
+
+
+def line_tiles(found: Sequence[Stretch], start: int) -> np.ndarray:
     """The tiles of stretches in lines of SIDE, int32 (tiles, 8), as `matrix_tiles` has them.
 
     All places are counted from `start`, in the flat buffers and in that of directions.

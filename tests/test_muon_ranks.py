@@ -238,15 +238,16 @@ def planted(builder, rules):
     return Recorded(builder.recording.end(), builder.inputs, builder.results)
 
 
-def ends(this, gradients, share=1.0):
-    """Two steps' ends of a stepper; the norms, and what is left of the run as bytes."""
+def ends(this, gradients, there=True):
+    """Steps' ends of a stepper, with gradients or zeros; norms, and what is left of the run."""
     optimizer, device = this.optimizer, this.device
     length = this.memories[GRADIENTS].shape[0]
     rules = Rules(*(getattr(optimizer, name) for name in Rules._fields))
     loaded, norms = this.load(planted(this.builder("step"), rules)), []
     for number, flat in enumerate(gradients, 1):
         values = np.zeros(length, np.float32)
-        values[: len(flat)] = np.float32(share) * flat
+        if there:
+            values[: len(flat)] = flat
         device.fill(this.memories[GRADIENTS], values)
         how = optimizer.beta1, optimizer.beta2, optimizer.weight_decay
         loaded.inbox.page()["rates"][...] = schedule([LR], *how, first=number)
@@ -275,7 +276,7 @@ def several(config, gradients, size, clip, precision="cuda", late=False, copies=
             weights, optimizer, device, PaperLink(device, group, late, copies), group,
             least=SMALL, precision=PRECISIONS[precision],
         )  # fmt: skip
-        return ends(this, gradients, float(group.rank == size - 1))
+        return ends(this, gradients, group.rank == size - 1)
 
     return together(size, act)
 

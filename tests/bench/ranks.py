@@ -1,12 +1,13 @@
 """A training step on two GPUs beside the same on one: `python tests/bench/ranks.py [PART ...]`.
 
-Parts, all if none is named, on a machine with two GPUs (about four minutes):
+Parts, all if none is named, on a machine with two GPUs (about five minutes):
     check     two ranks beside one GPU with the whole batch; again, in every bit; a nan on one rank
     time      tokens a second of each GPU, and its memory: 2 GPUs (gradients beside attention's
               backward, at once, after the backward pass, never) and 1 GPU, each GPU alone with a
               model of its own, at the same time
     timeline  when launches and exchanges of a step run
     memory    what a rank takes of a GPU, without times
+    muon      check and time of steps with Muon, at full load
 Presets after --preset and patterns that a job's name must match after --only leave out the rest.
 Two processes do the work, one for each GPU, with a watch-dog. What is known is saved at once: rows
 of data/measurements/ranks.json, and in the folder $OUT. NCCL reads its own variables, as
@@ -39,6 +40,7 @@ from nanoeuler.engines.gpu.ranks.peer_copies import LEAST_COPIED
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS
 from nanoeuler.model.weights import Weights, initialise
+from nanoeuler.training.muon import Muon, matrix_rate
 from nanoeuler.training.optim import AdamW
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -59,7 +61,7 @@ OTHERS = {"2 GPUs, exchanged at once": ONCE, "2 GPUs, exchanged after": AFTER,
           SILENT: ATTENTION, COPIES: ATTENTION}  # fmt: skip
 CASES = [("euler-116m", 16), ("gpt2-124m", 16), ("euler-116m", 64), ("gpt2-124m", 64)]
 CHECKS = "toy", "gpt2-124m", "euler-116m"
-PARTS = "check", "time", "timeline", "memory"
+PARTS = "check", "time", "timeline", "memory", "muon"
 WARM, WINDOWS = 5, 5
 STEPS = {16: 30, 64: 12}  # of a window, by sequences of a GPU: a second or more
 CHECKED, BROKEN, RATE = 20, 3, 1e-3  # steps of the toy; the one with a nan; its learning rate
@@ -74,7 +76,9 @@ def jobs_of(parts):
     lines = [f"timeline: {case}: {who}" for case in cases[:3] for who in (BOTH, COPIES)]
     checks = [f"check: {what}: {who}" for what in CHECKS for who in (BOTH, COPIES)]
     rooms = [f"memory: {case}: {who}" for case in cases for who in (ALONE, BOTH)]
-    made = [*checks[:1], *times, *lines, *checks[1:], *rooms]  # what is most wanted first
+    muon = [f"muon: toy: {who}" for who in (BOTH, COPIES)]
+    muon += [f"muon: {cases[-1]}: {who}" for who in (ALONE, BOTH, COPIES)]
+    made = [*checks[:1], *times, *lines, *checks[1:], *rooms, *muon]  # what is most wanted first
     return [job for job in made if job.split(": ")[0] in parts]
 
 
@@ -120,7 +124,9 @@ class Mute:
 
 
 class Rank:
-    """This process: its device and link; who trains, by name."""
+    """This process: its device and link; who trains, by name; muon: whether with Muon."""
+
+    muon = False
 
     def __init__(self, group, dry, shared=False):
         self.group, self.dry, self.shared = group, dry, shared
@@ -156,16 +162,18 @@ class Rank:
     def stepper(self, who, w, device=None, link=None, pieces=1):
         """What trains these weights."""
         from nanoeuler.engines.gpu.ranks.stepper import CudaRankStepper
+        from nanoeuler.engines.gpu.step.muon import MuonStepper
         from nanoeuler.engines.gpu.step.stepper import CudaStepper
 
         _, multiplier = step_sides.ways_of("bf16", OURS)
         how, device = {"multiplier": multiplier, "pieces": pieces}, device or self.device
+        alone, optimizer = (MuonStepper, Muon) if self.muon else (CudaStepper, AdamW)
         if who == ALONE:
-            return CudaStepper(w, AdamW(w), device, **how)
+            return alone(w, optimizer(w), device, **how)
         how |= {"when": OTHERS.get(who, ATTENTION)} | ({"least": 1 << 14} if self.dry else {})
         others = {SILENT: lambda: Mute(self.device, self.group), COPIES: lambda: self.copies}
         link = link or others.get(who, lambda: self.link)()
-        return CudaRankStepper(w, AdamW(w), device, link, self.group, **how)
+        return CudaRankStepper(w, optimizer(w), device, link, self.group, **how)
 
     def shape(self, preset, batch):
         """The configuration, sequences of a rank, positions."""
@@ -180,11 +188,13 @@ class Rank:
     def do(self, job):
         """An outcome; both ranks do the same job at the same time."""
         part, case, who = job.split(": ")
-        if part == "check":
+        self.muon = part == "muon"
+        if part == "check" or case == "toy":
             return check_toy(self, who) if case == "toy" else check_sums(self, case, who)
         preset, size = case.split()[:2]
         batch = int(size.split("x")[0])
-        what = {"time": time_steps, "timeline": timeline, "memory": count_bytes}[part]
+        what = {"time": time_steps, "timeline": timeline, "memory": count_bytes,
+                "muon": time_steps}[part]  # fmt: skip
         return what(self, preset, batch, who)
 
 
@@ -279,9 +289,11 @@ def check_toy(rank, two):
     if len({*rank.group.share(bits), again, after}) > 1:
         raise ValueError(f"bits differ: {bits[:8]}, again {again[:8]}, after {after[:8]}")
     first, last = (np.abs(told[i] / alone[i] - 1).max() for i in (0, -1))
-    moved = np.abs(flat - other)
+    moved, rate = np.abs(flat - other), RATE
+    if rank.muon:  # no number of a direction is larger than its singular values, at most 1.3
+        rate = 1.5 * matrix_rate(RATE, TOY.dim) * (TOY.hidden / TOY.dim) ** 0.5
     # The first step adds the same numbers in another order; later ones see bf16 round otherwise.
-    if not (first < 1e-5 and last < 2e-2 and moved.max() <= 2.1 * RATE * steps):
+    if not (first < 1e-5 and last < 2e-2 and moved.max() <= 2.1 * rate * steps):
         raise ValueError(f"two ranks are not one GPU: {first:.1e}, {last:.1e}, {moved.max():.1e}")
     number = min(BROKEN, steps)
     broken, _, after = train_toy(rank, two, number, broken=number)
@@ -495,8 +507,9 @@ def shown(names, spans):
 def rows_of(outcomes, job, label, shared=False):
     """(what, case, engine, value, unit, peer, peer_value) that an outcome makes known."""
     part, case, who = job.split(": ")
+    label += ", Muon" * (part == "muon")
     seen, engine = outcomes[job], label + who.removeprefix(BOTH).removeprefix(ALONE)
-    if part == "check":
+    if part == "check" or case == "toy":
         for name in seen["ranks"][0]:
             value = max(outcome[name] for outcome in seen["ranks"])
             where = f"{case}, {'2 ranks on one GPU' if shared else BOTH}"
@@ -513,7 +526,7 @@ def rows_of(outcomes, job, label, shared=False):
             stream = "exchanges" if beside else "launches"
             yield f"timeline {i:03}, {stream}", case, f"{engine}: {name}", end, "ms", "begin", begin
     else:
-        alone = outcomes.get(f"time: {case}: {ALONE}", {})
+        alone = outcomes.get(f"{part}: {case}: {ALONE}", {})
         peer = (ALONE, alone["ranks"]) if "ranks" in alone and who != ALONE else (None, None)
         where = f"{case}, {who.split(', ')[0]}"
         for what, unit, use in (

@@ -48,11 +48,22 @@ def polynomial_kernel():
     return muon.POLYNOMIAL
 
 
+def collect_kernel():
+    """The kernel that collects a batch from flat directions."""
+    return muon.COLLECT
+
+
+def deliver_kernel():
+    """The kernel that brings a batch back."""
+    return muon.DELIVER
+
+
 def kernels():
     """Name -> maker of each kernel."""
     made = {name: partial(wgmma_batch.batch_kernel, each) for name, each in BATCHES.items()}
     made["X X^T, every tile"] = partial(wgmma_batch.batch_kernel, EVERY)
     made |= {"momentum": momentum_kernel, "norms": norms_kernel}
+    made |= {"collect": collect_kernel, "deliver": deliver_kernel}
     made |= {"normalise": normalise_kernel, "polynomial, apart": polynomial_kernel}
     for name, halves, copied in ("halves", True, True), ("copied", False, True), (
             "float32", False, False):  # fmt: skip
@@ -306,6 +317,33 @@ def check_step(bench):
     return {"error": worst, "peer": None, "least": 2.0**-18}
 
 
+def check_flat(bench):
+    """Matrices from flat directions to batches and back, to the bit, and their norms."""
+    torch, state, worst = bench.torch, State(bench), 0.0
+    flat = bench.random(len(state.m))
+    back = torch.zeros_like(flat)
+    view, launches = bench.view, []
+    for these, x, scales in zip(
+        state.batches.values(), state.directions, state.scales, strict=True
+    ):
+        given = view(flat), view(x), view(scales), state.take
+        launches += muon.collect_launches(these, *given)
+        launches.append(muon.deliver_launch(these, view(x), view(back), state.take))
+    outputs = {"back": back} | {f"batch {i}": x for i, x in enumerate(state.directions)}
+    seen = bench.repeat(bench.call(launches), outputs)
+    for x, i, _, exact in state.views(flat):
+        if not torch.equal(seen[f"batch {x}"][0, i], exact):
+            raise ValueError("a batch is not what was collected")
+        norm = state.scales[x][1, i].double() * exact.double().norm() - 1
+        worst = max(worst, abs(norm.item()))
+    for (*_, part), (*_, exact) in zip(
+        state.views(seen["back"]), state.views(flat), strict=True
+    ):
+        if not torch.equal(part, exact):
+            raise ValueError("a matrix has not come back")
+    return {"error": worst, "peer": None, "least": 2.0**-20}
+
+
 def rows_entrants(bench, what):
     """Ours, and copies of as many bytes."""
     torch, state = bench.torch, State(bench)
@@ -330,7 +368,8 @@ def checks(bench):
     }  # fmt: skip
     made |= {f"Newton-Schulz, {name}": partial(check_rounds, bench, shape)
              for name, shape in CHECKED.items()}  # fmt: skip
-    return made | {"momentum": partial(check_momentum, bench), "step": partial(check_step, bench)}
+    return made | {"momentum": partial(check_momentum, bench), "step": partial(check_step, bench),
+                   "flat directions": partial(check_flat, bench)}
 
 
 def contests(bench):

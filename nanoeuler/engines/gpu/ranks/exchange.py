@@ -179,10 +179,11 @@ class RankStepBuilder(RankBuilder):
     """Records a training step over ranks, with its exchanges and joins.
 
     when: buckets travel, once they are complete: beside the next backward of attention, at once, or
-    after the backward pass.
+    after the backward pass. matrices: what records the step of those that aren't AdamW's (muon.py).
     """
 
     engine_type = RankEngine
+    matrices: Any = None
 
     def __init__(
         self, config: ModelConfig, machine: Machine, precision: Precision, link: Link,
@@ -305,22 +306,29 @@ class RankStepBuilder(RankBuilder):
         """Launch the optimizer on this rank's parts; then all gather the weights that they read."""
         self.reduce_rest(losses)
         decision = self.decide(rules.clip_norm)
+        if self.matrices:
+            self.matrices.orthogonalize(decision)
         tables, *blocks = reversed(self.sharing.buckets)
         starts = range(0, len(blocks), TOGETHER)
         for some in [tables], *(blocks[at : at + TOGETHER] for at in starts):
             for bucket in some:
                 self.adamw(bucket, decision, rules)
+                if self.matrices:
+                    self.matrices.move(bucket, decision)
             self.gather_updated(some)
         if self.copied:
             self.broadcast_norms()
         self.recording.add("join", Join(self.link))
 
     def adamw(self, bucket: Bucket, decision: Array, rules: Rules) -> None:
-        """Update this rank's part of a bucket."""
+        """Update this rank's part of a bucket, as far as it is AdamW's."""
         part, held = self.sharing.part(bucket, self.link.rank), self.sharing.held(bucket)
-        tiles = tiles_of(adamw.segments(self.weights), part.start, part.stop, self.copied)
+        segments = adamw.segments(self.weights)
+        if self.matrices:
+            segments = self.matrices.left(segments)
+        tiles = tiles_of(segments, part.start, part.stop, self.copied)
         if not len(tiles):
-            return  # padding alone
+            return  # padding, or matrices of another optimizer
         moments = (self.shard(name)[held] for name in MOMENTS)
         copies = self.copies[part] if self.copied else self.copies
         gradients = self.entire(GRADIENTS)[part]

@@ -28,8 +28,10 @@ from nanoeuler.engines.gpu.ranks.exchange import (
     RankBuilder,
     RankStepBuilder,
 )
+from nanoeuler.engines.gpu.ranks.muon import muon_rank_builder
 from nanoeuler.engines.gpu.ranks.nccl import Nccl
 from nanoeuler.engines.gpu.ranks.peer_copies import Peers, reachable
+from nanoeuler.engines.gpu.step.muon import rules_of
 from nanoeuler.engines.gpu.step.precision import PRECISIONS, WEIGHTS
 from nanoeuler.engines.gpu.step.recording import GRADIENTS, MOMENTS
 from nanoeuler.engines.gpu.step.stepper import CHOICE, NUMBER, CudaStepper, gpu
@@ -48,6 +50,8 @@ class CudaRankStepper(Dealt, CudaStepper):
     graph for each memory, see `gathering`.
     """
 
+    optimizers = ("AdamW", "Muon")
+
     def __init__(
         self, weights: Weights, optimizer: Optimizer, device: Any, link: Link, group: Group, *,
         when: str = ATTENTION, least: int = LEAST, **how: Any,
@@ -57,6 +61,9 @@ class CudaRankStepper(Dealt, CudaStepper):
         self.sharing = Sharing(weights, link.size, least)
         self.sums_builder = partial(RankBuilder, link=link, least=least)
         self.step_builder = partial(RankStepBuilder, link=link, when=when, least=least)
+        if type(optimizer).__name__ == "Muon":
+            rules, given = rules_of(optimizer, weights), self.step_builder.keywords
+            self.step_builder = partial(muon_rank_builder, rules=rules, **given)
         super().__init__(weights, optimizer, device, **how)
         self.memories[GRADIENTS] = device.array(np.zeros(self.sharing.length, np.float32))
 

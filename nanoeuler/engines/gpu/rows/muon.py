@@ -374,3 +374,145 @@ def polynomial(squares, grams, out, width, fours, one, two, three):
 
 # As many threads as there are fours.
 POLYNOMIAL = Kernel(polynomial, "l l l r r f f f", THREADS, target=(8, 0))
+
+
+# %% sec-muon-gpu-lines
+Stretch = tuple[int, int, float]  # of the flat buffers: first, end, and what steps are times
+
+
+def stretches(matrices: Sequence[Matrix]) -> list[Stretch]:
+    """What matrices have of the flat buffers, in order; neighbours of one scale are one stretch."""
+    firsts = np.concatenate([one.start + one.pitch * np.arange(one.rows) for one in matrices])
+    widths, scales = (np.repeat([one[i] for one in matrices], [one.rows for one in matrices])
+                      for i in (3, 4))  # fmt: skip
+    order = np.argsort(firsts)
+    firsts, ends, scales = firsts[order], (firsts + widths)[order], scales[order]
+    apart = (firsts[1:] != ends[:-1]) | (scales[1:] != scales[:-1])
+    heads = np.flatnonzero(np.concatenate([[True], apart]))
+    tails = np.append(heads[1:], len(firsts)) - 1
+    parts = firsts[heads], ends[tails], scales[heads]
+    return list(zip(*(part.tolist() for part in parts), strict=True))
+
+
+def within(found: Sequence[Stretch], start: int, stop: int) -> list[Stretch]:
+    """What stretches have of the elements from start to stop."""
+    return [(max(first, start), min(end, stop), scale) for first, end, scale in found
+            if first < stop and start < end]  # fmt: skip
+
+
+def line_tiles(found: Sequence[Stretch], start: int) -> np.ndarray:
+    """The tiles of stretches in lines of SIDE, int32 (tiles, 8), as `matrix_tiles` has them.
+
+    All places are counted from `start`, in the flat buffers and in that of directions.
+    """
+    made = []
+    for first, end, scale in found:
+        (bits,) = np.float32([1.0 * scale]).view(np.int32).tolist()
+        for at in range(first - start, end - start, SIDE * SIDE):
+            down, rest = divmod(min(SIDE * SIDE, end - start - at), SIDE)
+            if down:
+                made.append((at, SIDE, down, SIDE, at, 0, bits, 0))
+            if rest:
+                at += down * SIDE
+                made.append((at, SIDE, 1, rest, at, 0, bits, 0))
+    return np.array(made, np.int32).reshape(-1, 8)
+
+
+def fetch_four(u, batch, to, on):
+    """LANE directions of bf16."""
+    low, high = ptx.load_int2(batch + 2 * (int64(to) + on))
+    u[0], u[1] = ptx.low_bf16(low), ptx.high_bf16(low)
+    u[2], u[3] = ptx.low_bf16(high), ptx.high_bf16(high)
+
+
+def collect(table, flat, batch, sums, width):
+    """Matrices from flat directions to a batch, both bf16; sums (tiles,): of tiles' squares."""
+    tile = read_corner(table)
+    place, total = cuda.shared.array((SIDE, APART), float32), float32(0)
+    u = cuda.local.array(LANE, float32)
+    for i in range(ROUNDS):
+        row, column = int32(tile.row + 16 * i), tile.column
+        if row < tile.rows and column < tile.columns:
+            fetch_four(u, flat, tile.first, int64(row) * tile.pitch + column)
+            for j in range(LANE):
+                total = float32(total + u[j] * u[j])
+                if tile.turned:
+                    place[row, column + j] = u[j]
+            if not tile.turned:
+                put_four(u, batch, tile.to, int32(row * width + column))
+    if tile.turned:
+        cuda.syncthreads()
+        put_turned(place, u, batch, tile, width)
+    total = block_sum(total, THREADS // 32)
+    if cuda.threadIdx.x == 0:
+        ptx.store_float(sums + 4 * int64(cuda.blockIdx.x), total)
+
+
+# As many blocks as the table has tiles. Bytes of a direction: 2 read, 2 written.
+COLLECT = Kernel(collect, "l l l l r", THREADS, target=(8, 0))
+
+
+def deliver(table, batch, flat, width):
+    """Matrices from a batch back to flat directions, both bf16."""
+    tile = read_corner(table)
+    place = cuda.shared.array((SIDE, APART), float32)
+    o = cuda.local.array(LANE, float32)
+    if tile.turned:
+        fetch_turned(place, batch, tile, width)
+        cuda.syncthreads()
+    for i in range(ROUNDS):
+        row, column = int32(tile.row + 16 * i), tile.column
+        if row < tile.rows and column < tile.columns:
+            if tile.turned:
+                for j in range(LANE):
+                    o[j] = place[row, column + j]
+            else:
+                fetch_four(o, batch, tile.to, int32(row * width + column))
+            put_four(o, flat, tile.first, int64(row) * tile.pitch + column)
+
+
+# The same.
+DELIVER = Kernel(deliver, "l l l r", THREADS, target=(8, 0))
+
+
+def line_momentum_launch(
+    rules: MuonRules, tiles: np.ndarray, buffers: adamw.Buffers, decision: Any, flat: Any,
+    take: Take,
+) -> Launch:  # fmt: skip
+    """Momentum of `line_tiles`; flat: where the directions go, uint16 as long as the gradients."""
+    expect("directions", flat, tuple(buffers.gradients.shape), "bf16")
+    sums = take.scratch((len(tiles),), np.float32)  # which nobody reads
+    constants = float(rules.momentum), float(1 - rules.momentum)
+    args = take.place(tiles), decision, buffers.gradients, buffers.m, flat, sums, SIDE, *constants
+    return Launch(MOMENTUM, (len(tiles),), args)
+
+
+def line_move_launch(
+    rules: MuonRules, tiles: np.ndarray, buffers: adamw.Buffers, decision: Any, flat: Any,
+    take: Take,
+) -> Launch:  # fmt: skip
+    """The step of `line_tiles`, with flat directions; buffers as for `move_launch`."""
+    weights, copy = buffers.weights, buffers.copy
+    expect("directions", flat, tuple(weights.shape), "bf16")
+    copied = tuple(copy.shape) == tuple(weights.shape)
+    args = take.place(tiles), decision, weights, copy, flat, SIDE, float(rules.ratio)
+    return Launch(move_kernel(False, copied), (len(tiles),), args)
+
+
+def collect_launches(
+    matrices: Sequence[Matrix], flat: Any, batch: Any, scales: Any, take: Take
+) -> list[Launch]:
+    """Matrices from flat directions to a batch, and its scales, as `momentum_launches` has them."""
+    count, table = len(matrices), matrix_tiles(matrices)
+    expect("batch", batch, (1, count, min(matrices[0][2:4]), max(matrices[0][2:4])), "bf16")
+    expect("scales", scales, scales_shape(count), "float32")
+    sums = take.scratch((len(table),), np.float32)
+    args = take.place(table), flat, batch, sums, batch.shape[-1]
+    of_norms = take.place(matrix_parts(matrices)), sums, scales, scales.shape[1]
+    return [Launch(COLLECT, (len(table),), args), Launch(NORMS, (count,), of_norms)]
+
+
+def deliver_launch(matrices: Sequence[Matrix], batch: Any, flat: Any, take: Take) -> Launch:
+    """A batch's matrices to flat directions, which may be fewer than the batch has."""
+    table = matrix_tiles(matrices)
+    return Launch(DELIVER, (len(table),), (take.place(table), batch, flat, batch.shape[-1]))

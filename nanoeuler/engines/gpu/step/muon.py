@@ -5,7 +5,7 @@
 """Muon's part of a recorded step, and the stepper of runs that train with it on one GPU.
 
 Matrices of one shape go through Newton-Schulz together, in bf16: on Hopper three launches a round,
-on other cards a product of each matrix. Left out: several GPUs.
+on other cards a product of each matrix. Left out: several GPUs, which are `ranks.muon`'s.
 """
 
 from functools import partial
@@ -93,6 +93,15 @@ def product_of_each(engine: Any, name: str, layout: str, a: Array, b: Array, c: 
             engine.recording.add(name, multiply.bf16(layout, x, y, z, STORE), flops)
 
 
+def orthogonal(
+    engine: Any, x: Array, scales: tuple[Array, Array], rules: muon.MuonRules
+) -> Array:
+    """Record the rounds of a batch as this card has them; the array that holds the directions."""
+    if engine.capability == HOPPER:
+        return newton_schulz(engine.recording, x, scales, rules, engine.multiprocessors)
+    return newton_schulz_each(engine, x, scales, rules)
+
+
 def record_matrices(
     builder: ProgramBuilder, rules: muon.MuonRules, buffers: adamw.Buffers, decision: Array
 ) -> None:
@@ -105,10 +114,7 @@ def record_matrices(
         launches = muon.momentum_launches(rules, these, buffers, decision, x, scales, take)
         recording.add("momentum", launches)
         pair = scales[0, : len(these)], scales[1, : len(these)]
-        if engine.capability == HOPPER:
-            x = newton_schulz(recording, x, pair, rules, engine.multiprocessors)
-        else:
-            x = newton_schulz_each(engine, x, pair, rules)
+        x = orthogonal(engine, x, pair, rules)
         recording.add("Muon", muon.move_launch(rules, these, buffers, decision, x, take))
 
 

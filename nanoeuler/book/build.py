@@ -148,8 +148,8 @@ def module_lines(chapter: str, cells: Iterable[Cell]) -> Iterator[tuple[str, int
                 within, before = mark, None  # the code after the class names its section again
                 yield from lines
     if methods:
-        raise UserError(f"{chapter} has methods of {', '.join(methods)}, but its module has no such "
-                        "class: correct the name in @method(...)")  # fmt: skip
+        raise UserError(f"{chapter} has methods of {', '.join(methods)}, but its module has no "
+                        "such class: correct the name in @method(...)")  # fmt: skip
 
 
 def module_text(chapter: str, cells: Iterable[Cell]) -> str:

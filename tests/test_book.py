@@ -309,7 +309,7 @@ def test_a_missing_chapter_is_named(small_book):
 
 def test_one_module_has_one_owner(small_book):
     (small_book / "book" / "01-b.md").write_text(FIRST)
-    with pytest.raises(UserError, match="owners book/00-a.md and book/01-b.md"):
+    with pytest.raises(UserError, match="book/00-a.md and book/01-b.md both export"):
         build.export(small_book)
 
 

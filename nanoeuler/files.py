@@ -29,7 +29,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     if path.exists() and not path.is_file():
-        raise UserError(f"{path} exists and isn't a file: choose a name that is free")
+        raise UserError(f"{path} exists and is not a file: choose a name that is free")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

@@ -618,7 +618,7 @@ def test_an_answer_that_never_ends_is_ended(desk, small_book):
     path.write_text("def half(x):\n    while True:\n        pass\n")
     env = build.environment(small_book, chapter)
     right, said = exercises.verdict(one, path, env, small_book, [0], limit=2.0)
-    assert not right and "did not end within 2 seconds" in said
+    assert not right and "didn't finish within 2 seconds" in said
 
 
 def test_a_judge_needs_no_more_than_what_the_check_rests_on():
@@ -672,7 +672,7 @@ def test_methods_that_have_no_class_or_would_be_changed_are_refused():
     with pytest.raises(UserError, match="has methods of Counter"):
         made_of(("sec-a", 50, HALF))
     text = ["@method(Counter)", "def said(self):", "    return \"\"\"two", "lines\"\"\""]
-    with pytest.raises(UserError, match="a text of several lines"):
+    with pytest.raises(UserError, match="a string of several lines"):
         made_of(("sec-a", 10, CLASS), ("sec-a", 50, text))
     parts = ["@method(Counter)", "def said(self):", "    return ('one, '", "            f'{self}')"]
     lines = [line for line, _ in made_of(("sec-a", 10, CLASS), ("sec-a", 50, parts))]

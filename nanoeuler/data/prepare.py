@@ -248,7 +248,7 @@ def prepare_text(path: str | Path, out: str | Path, *, vocab_size: int,
         there = file.read(4)  # a character has four bytes at most
     cut += begins(b"".join(chunks(path, cut, cut + 4)) if line_ends else there)
     if not 0 < cut < size:
-        raise UserError(f"expected a text that can be split, but {path} has {size} bytes: use a "
+        raise UserError(f"expected a text that has two parts, but {path} has {size} bytes: use a "
                         "longer one")  # fmt: skip
     if os.path.dirname(os.path.realpath(path)) == os.path.realpath(out):
         raise UserError(f"expected {path} to lie outside of {out}, whose files are replaced: "

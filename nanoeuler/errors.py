@@ -2,11 +2,11 @@
 
 
 # %% sec-book-errors
-"""The error that a reader, rather than a programmer, is meant to see, and how it repeats input."""
+"""The error that is meant for a user rather than for a programmer, and how it quotes input."""
 
 
 class UserError(Exception):
-    """Bad input, in one line: what was expected, what came instead, and what to do about it."""
+    """Bad input, in one sentence: what was expected, what came instead, and what to do."""
 
 
 def quoted(said: object, most: int = 100) -> str:

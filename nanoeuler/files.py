@@ -2,9 +2,9 @@
 
 
 # %% sec-book-files
-"""Where the project is; how to write a file that is whole or not there; digests; JSON lines.
+"""The project's folder, atomic writes (a whole file or none), digests, and JSON lines.
 
-Leaves out locking: two programs that write the same file at once are the caller's concern.
+Leaves out locking: callers must see to it that two programs don't write one file at once.
 """
 
 import hashlib
@@ -21,15 +21,15 @@ from nanoeuler.errors import UserError
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; rename it over `path` if the block succeeds.
+    """Yield a temporary path next to `path`; rename it to `path` if the block succeeds.
 
     On any error, Ctrl-C included, the temporary file is removed and `path` is left as it was.
     Missing folders are made. The block must have closed the temporary file when it ends.
-    UserError where something stands at `path` that is no file: a folder, a device, a pipe.
+    UserError if `path` exists and isn't a file, but a folder, a device or a pipe.
     """
     path = Path(path)
     if path.exists() and not path.is_file():
-        raise UserError(f"{path} is not a file, and would be lost: choose a name that is free")
+        raise UserError(f"{path} exists and is not a file: choose a name that is free")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -44,7 +44,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 def fsync(path: str | Path) -> None:
-    """Return when the disk has what was written to `path`, a file or a folder."""
+    """Return when the disk has everything that was written to `path`, a file or a folder."""
     handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
     try:
         os.fsync(handle)
@@ -53,16 +53,16 @@ def fsync(path: str | Path) -> None:
 
 
 def sha256_of(path: str | Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits: other bytes have another."""
+    """The SHA-256 of a file, in hexadecimal digits; files with other bytes have another one."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_regular(path: str | Path) -> None:
-    """UserError for a pipe, a device or a socket at `path`, which may have no end; links count."""
+    """UserError if `path` is, or links to, a pipe, a device or a socket, which may have no end."""
     try:
         mode = os.stat(path).st_mode
-    except (OSError, ValueError):  # nothing is there, or no path: whoever reads it says so
+    except (OSError, ValueError):  # no such file, or no valid path: the code that opens it says so
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise UserError(f"expected {path} to be a file, but it is a pipe or a device, which may "
@@ -70,7 +70,7 @@ def check_regular(path: str | Path) -> None:
 
 
 def json_lines(text: str) -> Iterator[tuple[int, str, Any]]:
-    """Number, from 1, text and value of each line that is not blank; None where it is no JSON."""
+    """Yield (number from 1, text, value) of each line that isn't blank; value None: not JSON."""
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:

@@ -2,7 +2,7 @@
 
 
 # %% sec-tokenizer-compiler
-"""Numba's compiler, ready for use: whoever compiles imports `njit` from here."""
+"""Numba's compiler, ready for use: all compiled code of the package imports `njit` from here."""
 
 import tempfile
 
@@ -17,7 +17,7 @@ if config.DISABLE_JIT:
 
 
 def _probe():
-    """Asks for a place beside this module, or in the user's home, and is never called."""
+    """Never called: compiling it tells whether numba finds a folder for its cache."""
 
 
 try:

@@ -4,7 +4,7 @@
 # %% sec-book-measurements
 """Measured numbers as data: rows in data/measurements/NAME.json that chapters plot and quote.
 
-A row: what, case, engine, value, unit, peer, peer_value, device, versions, commit, date.
+A row's keys: what, case, engine, value, unit, peer, peer_value, device, versions, commit, date.
 """
 
 import datetime
@@ -40,7 +40,7 @@ def save(name: str, rows: Iterable[Row]) -> None:
 
 
 def update(name: str, rows: Iterable[Row]) -> None:
-    """Save `rows` in place of those that agree in what, case, engine and peer; others stay."""
+    """Save `rows`, replacing those with the same what, case, engine and peer; others stay."""
 
     def key(row: Row) -> tuple[Any, ...]:
         return tuple(row[field] for field in ("what", "case", "engine", "peer"))
@@ -49,7 +49,7 @@ def update(name: str, rows: Iterable[Row]) -> None:
     new = {key(row) for row in rows}
     try:
         stored = load(name)
-    except UserError:  # there is none yet
+    except UserError:  # there are none yet
         stored = []
     save(name, [row for row in stored if key(row) not in new] + rows)
 
@@ -60,9 +60,9 @@ def cores() -> int:
 
 
 def device() -> str:
-    """The processor this runs on, in words, with the number of cores this process may use."""
+    """The name of this machine's processor, and the number of cores that this process may use."""
     name = platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")  # the one place on Linux with the name on the box
+    cpuinfo = Path("/proc/cpuinfo")  # the one place on Linux with the name that it's sold under
     if cpuinfo.exists():
         lines = [line for line in cpuinfo.read_text().split("\n") if line.startswith("model name")]
         name = lines[0].split(":")[1].strip() if lines else name
@@ -70,9 +70,9 @@ def device() -> str:
 
 
 def commit() -> str:
-    """The commit of the code, with "-dirty" if a file differs from it that can change a result.
+    """The commit of the code, with "-dirty" if a file has changed that can influence a result.
 
-    What measuring and running the book write, measurements and notebooks, cannot.
+    Measurements and notebooks can't, although measuring and running the book changes them.
     """
     git = ["git", "-C", str(project_root())]
     written = ":(top,exclude)data/measurements", ":(top,exclude,glob)**/*.ipynb"
@@ -96,7 +96,7 @@ def row(
     peer_value: float | None = None,
     on: str | None = None,
 ) -> Row:
-    """One measurement with its circumstances; `on` names the device if it is not this machine."""
+    """One measurement with its circumstances; `on` names the device if it isn't this machine."""
     versions = {"python": platform.python_version()}
     for name in ("numpy", "numba", *([peer] if peer else [])):
         try:

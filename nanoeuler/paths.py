@@ -2,9 +2,9 @@
 
 
 # %% sec-sources-paths
-"""Where nanoeuler's own files are: those it ships, and those it fetches, prepares and harvests.
+"""Where nanoeuler's own files are: those it ships, and those it fetches, prepares and collects.
 
-One answer, in whatever folder a command is called. Leaves out the files that a user names.
+The answer doesn't depend on the current folder. Leaves out the files that a user names.
 """
 
 from importlib import metadata
@@ -15,19 +15,19 @@ from nanoeuler.errors import UserError
 
 
 def checkout() -> Path | None:
-    """The folder of the checkout whose package this is; None for a package that was installed."""
+    """The folder of the checkout that contains this package; None if the package was installed."""
     root = Path(nanoeuler.__file__).resolve().parents[1]
     return root if (root / "_toc.yml").exists() else None
 
 
 def data_folder(name: str) -> Path:
-    """Where data of the kind `name` (fetched, prepared, embedded) are kept; it need not exist yet.
+    """The folder for data of the kind `name` (fetched, prepared, embedded); it needn't exist yet.
 
-    data/`name` of the checkout, else of the folder that the system has for what can be had again.
+    data/`name` in the checkout, or else in the system's folder for files that can be made again.
     """
     if root := checkout():
         return root / "data" / name
-    from platformdirs import user_cache_path  # here: a checkout has no need of it
+    from platformdirs import user_cache_path  # here, because a checkout doesn't need it
 
     return user_cache_path("nanoeuler") / name
 
@@ -43,5 +43,5 @@ def shipped(name: str) -> Path:
     for file in files:
         if file.parts[-3:] == ("share", "nanoeuler", name):
             return Path(file.locate()).resolve()
-    raise UserError(f"expected {name} to be installed with nanoeuler, but it is not: "
+    raise UserError(f"expected {name} to be installed with nanoeuler, but it isn't: "
                     "install nanoeuler again")  # fmt: skip

@@ -2,7 +2,7 @@
 
 
 # %% sec-book-cells
-"""The book's own tools, which nothing else in the package needs: build (chapters become a package
+"""The book's tools, which nothing else in the package needs: build (from chapters to the package
 and notebooks), method (a class over several cells), markdown, syntax, and exercises (judged).
 
 May import: errors, files.

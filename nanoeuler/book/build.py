@@ -2,14 +2,14 @@
 
 
 # %% sec-book-cells
-"""The book's own tool: chapters become a package and notebooks, and neither can go stale unseen.
+"""The book's tool: makes the package and the notebooks from chapters, and tells if one is stale.
 
     python -m nanoeuler.book export | run [CHAPTER] | check | where FILE:LINE | html
     python -m nanoeuler.book exercise [4.2] | check 4.2
 
-A chapter is book/NN-name.md, an appendix book/x-name.md; cells of it that begin with
-`#| export nanoeuler/FILE.py` are that file.
-The tool leaves out editing: outputs are made from text, and nothing ever flows back.
+A chapter is book/NN-name.md, an appendix book/x-name.md. Its cells that begin with
+`#| export nanoeuler/FILE.py` make up that file.
+Leaves out the way back: package and notebooks are made from the text, never the text from them.
 """
 
 import ast
@@ -26,8 +26,8 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated
 
-# jsonschema, which reads notebooks, does without the package for internet addresses, whose import
-# builds a grammar for two seconds.
+# nbformat validates notebooks with jsonschema. That works without the package for internet
+# addresses, whose import spends two seconds on building a grammar.
 # ruff: noqa: E402
 sys.modules.setdefault("rfc3987_syntax", None)
 
@@ -45,7 +45,7 @@ from nanoeuler.files import project_root, replacing
 
 EXPORT = "#| export "  # a cell whose first line begins so is part of the package
 METHOD = re.compile(r"@method\((\w+)\)")  # the first line of a method outside of its class
-LABEL = re.compile(r"\([a-z][\w-]*\)=")  # stands above the heading that it names
+LABEL = re.compile(r"\([a-z][\w-]*\)=")  # the line above the heading that it names
 # A code cell between its fences: options, and the lines without empty ones around them.
 CELL = re.compile(r"^```\{code-cell\}.*\n(?::.*\n)*\n*((?:.*\n)*?)\n*```$", re.MULTILINE)
 
@@ -67,7 +67,7 @@ def code_cells(text: str) -> tuple[tuple[int, list[str]], ...]:
 def exported_cells(text: str) -> Iterator[tuple[str, *Cell]]:
     """Yield (file, section, line, source lines) for each exported cell.
 
-    `line` is that of the cell's first code, `section` the label of the section that it stands in.
+    `line` is that of the cell's first code, `section` the label of the section that contains it.
     """
     lines = enumerate(text.split("\n"), 1)
     labels = [(0, ""), *((n, line[1:-2]) for n, line in lines if LABEL.fullmatch(line))]
@@ -79,10 +79,10 @@ def exported_cells(text: str) -> Iterator[tuple[str, *Cell]]:
 
 @cache
 def outside(text: str) -> tuple[tuple[str, range], ...]:
-    """(class, lines from 0) of each method of a cell that stands outside of its class.
+    """(class, lines from 0) of each method in a cell that is written outside of its class.
 
-    Comments right above are the method's. UserError where a text of several lines is no docstring:
-    its lines would be moved to the right.
+    Comments right above are the method's. UserError for a string of several lines that isn't a
+    docstring, because indenting its lines would change it.
     """
     source, found = text.split("\n"), []
     marked = [METHOD.fullmatch(line) for line in source]
@@ -92,12 +92,12 @@ def outside(text: str) -> tuple[tuple[str, range], ...]:
         if mark:
             texts = [each for each in ast.walk(node) if isinstance(each, ast.JoinedStr) or
                      isinstance(each, ast.Constant) and isinstance(each.value, str)]  # fmt: skip
-            # What ends a line with its quote goes on in quotes of its own, which can be moved.
+            # A line that ends with its quote is followed by another string, so it can be indented.
             ends = [[source[n].rstrip()[-1] for n in range(each.lineno - 1, each.end_lineno - 1)
                      if source[n].strip()] for each in texts]  # fmt: skip
             if sum(not {*each} <= {'"', "'"} for each in ends) > len(docstrings(node)):
-                raise UserError(f"a method of {mark[1]} has a text of several lines that is no "
-                                "docstring: make it a constant outside")  # fmt: skip
+                raise UserError(f"a method of {mark[1]} has a string of several lines that isn't "
+                                "a docstring: make it a constant outside")  # fmt: skip
             start = marks[0].lineno - 1
             while start and source[start - 1].startswith("#"):
                 start -= 1
@@ -106,7 +106,7 @@ def outside(text: str) -> tuple[tuple[str, range], ...]:
 
 
 def inside(cells: list[Cell]) -> dict[str, list[tuple[str, Lines]]]:
-    """Class -> (section, lines as they stand in the class) of its methods outside of it."""
+    """Class -> [(section, lines as indented in the class)] of its methods in other cells."""
     found: dict[str, list[tuple[str, Lines]]] = {}
     for section, first, source in cells:
         for name, lines in outside("\n".join(source)):
@@ -117,7 +117,7 @@ def inside(cells: list[Cell]) -> dict[str, list[tuple[str, Lines]]]:
 
 
 def kept(source: list[str]) -> list[int]:
-    """The lines of a cell, from 0, that stay where they are, without needless empty ones."""
+    """The lines of a cell, from 0, that stay in place, without superfluous empty ones."""
     away = {n for _, lines in outside("\n".join(source)) for n in lines}
     stays: list[int] = []
     for n in (n for n in range(len(source)) if n not in away):
@@ -145,11 +145,11 @@ def module_lines(chapter: str, cells: Iterable[Cell]) -> Iterator[tuple[str, int
             for mark, lines in methods.pop(ends.get(n + 1, ""), ()):
                 yield "", None
                 yield from [(f"    # %% {mark}", None)] if mark != within else ()
-                within, before = mark, None  # what comes after the class says its section again
+                within, before = mark, None  # the code after the class names its section again
                 yield from lines
     if methods:
-        raise UserError(f"{chapter} has methods of {', '.join(methods)}, a class that its module "
-                        "does not have")  # fmt: skip
+        raise UserError(f"{chapter} has methods of {', '.join(methods)}, but its module has no "
+                        "such class: correct the name in @method(...)")  # fmt: skip
 
 
 def module_text(chapter: str, cells: Iterable[Cell]) -> str:
@@ -158,12 +158,13 @@ def module_text(chapter: str, cells: Iterable[Cell]) -> str:
 
 
 def chapters(root: Path) -> list[Path]:
-    """The paths in reading order: what `_toc.yml` calls book/NN-name, or book/x-name (appendix)."""
+    """The chapters' paths, in the order of `_toc.yml`: book/NN-name, or book/x-name (appendix)."""
     entry = r"file: (book/(?:\d\d\w?|[a-z])-[\w-]+)"
     files = re.findall(entry, (root / "_toc.yml").read_text(encoding="utf-8"))
     for file in files:
         if not (root / f"{file}.md").exists():
-            raise UserError(f"_toc.yml names {file}.md, which is not there: write it or strike it")
+            raise UserError(f"_toc.yml names {file}.md, which doesn't exist: write it, or delete "
+                            "the line")  # fmt: skip
     return [root / f"{file}.md" for file in files]
 
 
@@ -177,11 +178,11 @@ def chosen(root: Path, name: str) -> list[Path]:
     return paths
 
 
-GROUND = "book/a-"  # how the file of the appendix begins that all chapters stand on: this one
+GROUND = "book/a-"  # the start of this appendix's file name, which all chapters may use
 
 
 def trusted(root: Path, chapter: Path) -> list[Path]:
-    """The chapters that `chapter` takes on trust: whom its lines "On trust here:" link to."""
+    """The chapters that `chapter` takes on trust: its lines "On trust here:" link to them."""
     said = re.findall(r"(?m)^On trust here: .*$", chapter.read_text(encoding="utf-8"))
     labels = re.findall(r"\]\(#([a-z][\w-]*)\)", " ".join(said))
     marks = [f"\n({label})=\n" for label in labels]
@@ -190,7 +191,7 @@ def trusted(root: Path, chapter: Path) -> list[Path]:
 
 
 def module_of(files: Package, name: str) -> str | None:
-    """The file of `files` in which the imported `name` is, if any."""
+    """The file of `files` that the imported `name` belongs to, if any."""
     parts = name.split(".")
     while len(parts) > 1:
         for file in ("/".join(parts) + ".py", "/".join(parts) + "/__init__.py"):
@@ -201,7 +202,7 @@ def module_of(files: Package, name: str) -> str | None:
 
 
 def imported(files: Package) -> dict[str, set[str]]:
-    """For each module of `files` those that it imports."""
+    """For each module of `files`, the modules that it imports."""
     used = {}
     for file, (chapter, cells) in files.items():
         names = imports(module_text(chapter, cells)) if file.endswith(".py") else ()
@@ -210,7 +211,7 @@ def imported(files: Package) -> dict[str, set[str]]:
 
 
 def builds_on(files: Package) -> dict[str, set[str]]:
-    """For each chapter of `files` the chapters whose modules the modules it exports import."""
+    """For each chapter of `files`, the other chapters whose modules its modules import."""
     used: dict[str, set[str]] = {}
     for file, others in imported(files).items():
         chapter = files[file][0]
@@ -219,7 +220,9 @@ def builds_on(files: Package) -> dict[str, set[str]]:
 
 
 def taught(root: Path, chapter: Path) -> list[Path]:
-    """The chapters whose exports `chapter` may use: up to it, and those it trusts with theirs."""
+    """The chapters whose exports `chapter` may use: all up to it, those that it takes on trust,
+    and the chapters that these build on.
+    """
     order = {path.relative_to(root).as_posix(): path for path in chapters(root)}
     names = list(order)
     at = names.index(chapter.relative_to(root).as_posix())
@@ -235,7 +238,7 @@ def taught(root: Path, chapter: Path) -> list[Path]:
 
 
 def package(root: Path, user: Path | None = None) -> Package:
-    """What chapters export, all or those that `user` may use: file -> (its chapter, its cells)."""
+    """The exports of all chapters, or of those `user` may use: file -> (chapter, cells)."""
     files: Package = {}
     for chapter in taught(root, user) if user else chapters(root):
         name = chapter.relative_to(root).as_posix()
@@ -244,15 +247,15 @@ def package(root: Path, user: Path | None = None) -> Package:
             mine.setdefault(file, []).append((section, line, source))
         for file, cells in mine.items():
             if file in files:
-                raise UserError(f"{file} has owners {files[file][0]} and {name}: use two files")
+                raise UserError(f"{files[file][0]} and {name} both export {file}: use two files")
             files[file] = name, cells
     return files
 
 
 def forget(root: Path, changed: list[str]) -> None:
-    """Remove numba's machine code of the modules `changed`, and of those that import them."""
+    """Delete numba's machine code for the modules `changed` and for those that import them."""
     stale, users = [*changed], imported(package(root)) if changed else {}
-    for file in stale:  # which grows as we go
+    for file in stale:  # the list grows during the loop
         stale += [user for user, used in users.items() if file in used and user not in stale]
         path = root / file
         for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.nb[ic]"):
@@ -274,7 +277,7 @@ def export(root: Path, only: str = "") -> list[str]:
 
 
 def where(root: Path, file: str, line: int) -> str:
-    """The place "book/NN-name.md:LINE" that line `line` of the module `file` came from."""
+    """The place "book/NN-name.md:LINE" that line `line` of the module `file` was made from."""
     chapter, cells = package(root).get(file, ("", []))
     made = list(module_lines(chapter, cells)) if cells else []
     path = root / file
@@ -293,12 +296,12 @@ def write(made: nbformat.NotebookNode, path: Path) -> None:
 
 
 def texts(root: Path, only: str = "") -> list[Path]:
-    """All texts in book/ whose names begin with `only`: chapters, and pages without code."""
+    """All texts in book/ whose names begin with `only`: chapters and pages without code."""
     return sorted(path for path in (root / "book").glob("*.md") if path.name.startswith(only))
 
 
 def labels(root: Path) -> dict[str, Place]:
-    """Where each label of the book stands, as `marks.plain` wants it."""
+    """The place of each label in the book, for `markdown.plain`."""
     known = {}
     for path in texts(root):
         known |= places(path.with_suffix(".ipynb").name, path.read_text(encoding="utf-8"))
@@ -308,7 +311,7 @@ def labels(root: Path) -> dict[str, Place]:
 def readable(
     made: nbformat.NotebookNode, chapter: Path, known: dict[str, Place]
 ) -> nbformat.NotebookNode:
-    """The notebook of a chapter with its prose in plain Markdown; changes `made`."""
+    """The notebook `made` of a chapter, its prose turned into plain Markdown in place."""
     for cell in made.cells:
         if cell.cell_type == "markdown":
             cell.source = plain(cell.source, chapter.with_suffix(".ipynb").name, known)
@@ -318,7 +321,7 @@ def readable(
 def with_outputs(
     made: nbformat.NotebookNode, stored: nbformat.NotebookNode
 ) -> nbformat.NotebookNode | None:
-    """`made` with the outputs of a notebook that has the same code cells; None: it has others."""
+    """`made` with the outputs of the notebook `stored`; None if their code cells differ."""
     mine, others = ([c for c in each.cells if c.cell_type == "code"] for each in (made, stored))
     if [cell.source for cell in mine] != [cell.source for cell in others]:
         return None
@@ -328,17 +331,17 @@ def with_outputs(
 
 
 def stored(text: Path) -> nbformat.NotebookNode:
-    """The notebook that lies beside a text, or an empty one; UserError for what is none."""
+    """The notebook next to a text, or an empty one; UserError if the file isn't a notebook."""
     path = text.with_suffix(".ipynb")
     try:
         return nbformat.read(path, as_version=4) if path.exists() else notebook("")
     except (ValueError, TypeError, KeyError, AttributeError, nbformat.ValidationError):
-        raise UserError(f"{path.name} is no notebook (did a merge leave its marks?): remove it, "
-                        f"and run `python -m nanoeuler.book run {text.stem}`") from None
+        raise UserError(f"{path.name} isn't a valid notebook (did a merge leave its marks?): "
+                        f"remove it and run `python -m nanoeuler.book run {text.stem}`") from None
 
 
 def renew(root: Path, only: str = "") -> list[str]:
-    """Write prose that has changed into the notebooks whose code has not; list their names."""
+    """Write changed prose into notebooks whose code is unchanged; return their names."""
     known, written = labels(root), []
     for text in texts(root, only):
         made, there = notebook(text.read_text(encoding="utf-8")), stored(text)
@@ -349,7 +352,7 @@ def renew(root: Path, only: str = "") -> list[str]:
 
 
 def pages(root: Path) -> Path:
-    """Put what Sphinx reads into a folder: the book as it is written, with all outputs."""
+    """Make the folder that Sphinx reads: the book as it is written, with all outputs."""
     folder = root / "build" / "pages"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(root / "book", folder / "book")
@@ -357,8 +360,8 @@ def pages(root: Path) -> Path:
     for text in texts(root):
         made, path = notebook(text.read_text(encoding="utf-8")), text.with_suffix(".ipynb")
         if not with_outputs(made, stored(text)):
-            raise UserError(f"{path.name} is not {text.name}'s: run `python -m nanoeuler.book "
-                            f"run {text.stem}`")  # fmt: skip
+            raise UserError(f"{path.name} doesn't have the cells of {text.name}: run `python -m "
+                            f"nanoeuler.book run {text.stem}`")  # fmt: skip
         write(made, folder / "book" / path.name)
         (folder / "book" / text.name).unlink()
         shutil.copystat(path if path.exists() else text, folder / "book" / path.name)
@@ -367,7 +370,7 @@ def pages(root: Path) -> Path:
 
 # %% sec-book-run
 def notebook(text: str) -> nbformat.NotebookNode:
-    """The notebook of a chapter's text: no outputs, and nothing in it that changes between runs."""
+    """The notebook of a chapter's text, without outputs or anything that varies between runs."""
     made = jupytext.reads(text, fmt="md:myst")
     made.nbformat, made.nbformat_minor = 4, 5
     made.metadata = {
@@ -383,7 +386,7 @@ def notebook(text: str) -> nbformat.NotebookNode:
 
 
 def prefix(root: Path, chapter: Path) -> Path:
-    """Make the package as of `chapter`, links into nanoeuler/; return the folder that holds it."""
+    """Make the partial package that `chapter` may use, of links; return the folder around it."""
     folder = root / "build" / "prefix" / chapter.stem
     shutil.rmtree(folder, ignore_errors=True)
     for file in package(root, chapter):
@@ -397,10 +400,10 @@ def prefix(root: Path, chapter: Path) -> Path:
 
 
 def environment(root: Path, chapter: Path) -> dict[str, str]:
-    """The variables `chapter` runs under: its prefix of the package, fixed hashes, no GPU."""
+    """The environment variables for running `chapter`: partial package, fixed hashes, no GPU."""
     fixed = {"PYTHONPATH": str(prefix(root, chapter)), "PYTHONHASHSEED": "0"}
-    fixed["CUDA_VISIBLE_DEVICES"] = ""  # outputs are a processor's, wherever a chapter runs
-    fixed["OPENBLAS_NUM_THREADS"] = "1"  # two chapters at once must not fight over the cores
+    fixed["CUDA_VISIBLE_DEVICES"] = ""  # outputs come from the CPU, wherever a chapter runs
+    fixed["OPENBLAS_NUM_THREADS"] = "1"  # two chapters at once mustn't fight over the cores
     return {**os.environ, **fixed}
 
 
@@ -409,7 +412,7 @@ HEAD = 32  # characters of base64 that hold a PNG's signature and its width and 
 
 
 def outlines(cell: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
-    """The outputs of a cell, its pictures cut down to their sizes."""
+    """The outputs of a cell, with its pictures reduced to their sizes."""
     outputs = copy.deepcopy(cell.outputs)
     for output in outputs:
         if "image/png" in output.get("data", {}):
@@ -418,7 +421,7 @@ def outlines(cell: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 
 def keep_pictures(made: nbformat.NotebookNode, before: nbformat.NotebookNode) -> None:
-    """Give cells tagged ROUNDING their pictures of `before`, where all else is as it was there."""
+    """Give cells tagged ROUNDING their pictures from `before` if nothing else has changed."""
     there = {cell.id: cell for cell in before.cells if cell.cell_type == "code"}
     for cell in made.cells:
         if ROUNDING in cell.metadata.get("tags", []) and cell.id in there:
@@ -426,13 +429,13 @@ def keep_pictures(made: nbformat.NotebookNode, before: nbformat.NotebookNode) ->
                 cell.outputs = there[cell.id].outputs
 
 
-COLOUR = re.compile(r"\x1b\[[\d;]*m")  # a terminal's sequence, with which IPython paints
-IN_CELL = re.compile(r"Cell In\[(\d+)\], line (\d+)")  # where IPython says that an error was
+COLOUR = re.compile(r"\x1b\[[\d;]*m")  # a terminal's escape sequence for a colour, as IPython's
+IN_CELL = re.compile(r"Cell In\[(\d+)\], line (\d+)")  # the place of an error, as IPython prints it
 IN_MODULE = re.compile(r"File \S+/(nanoeuler/\S+\.py):(\d+)")  # the same in the package
 
 
 def located(root: Path, chapter: Path, traceback: str) -> tuple[str, str]:
-    """(CHAPTER:LINE of the cell that failed, its traceback with lines of chapters everywhere)."""
+    """(CHAPTER:LINE of the cell that failed, its traceback with lines of chapters)."""
     cells, name = code_cells(chapter.read_text(encoding="utf-8")), chapter.relative_to(root)
 
     def in_cell(found: re.Match) -> str:
@@ -449,7 +452,7 @@ def located(root: Path, chapter: Path, traceback: str) -> tuple[str, str]:
 
 
 def run(root: Path, chapter: Path) -> None:
-    """Export `chapter`, execute it against its prefix of the package, and write its notebook."""
+    """Export `chapter`, execute it against its partial package, and write its notebook."""
     export(root, chapter.stem)
     text, before = chapter.read_text(encoding="utf-8"), stored(chapter)
     made = notebook(text)
@@ -457,10 +460,10 @@ def run(root: Path, chapter: Path) -> None:
         made,
         timeout=600,  # seconds a cell may take; the slowest of ours takes well under one minute
         record_timing=False,
-        coalesce_streams=True,  # else what a slow cell prints is cut up as it happened to arrive
+        coalesce_streams=True,  # otherwise the output of a slow cell is cut up as it arrived
         resources={"metadata": {"path": str(chapter.parent)}},
     )
-    # What cells write to stderr comes back as outputs; this is the kernel process's own chatter.
+    # The cells' stderr comes back as outputs; the stderr discarded here is the kernel process's.
     try:
         client.execute(env=environment(root, chapter), stderr=subprocess.DEVNULL)
     except CellExecutionError as error:
@@ -480,7 +483,7 @@ def run(root: Path, chapter: Path) -> None:
 
 # %% sec-book-check
 def problems(root: Path, only: str = "") -> Iterator[str]:
-    """Yield a line for each stale or bare thing in the chapters that begin with `only`."""
+    """Yield a line for each stale or unexplained thing in the chapters that begin with `only`."""
     picked = chosen(root, only)
     files = package(root)
     for file, (chapter, cells) in files.items():
@@ -502,7 +505,7 @@ def problems(root: Path, only: str = "") -> Iterator[str]:
 
 
 def content(notebook: nbformat.NotebookNode) -> list[tuple[str, str, list[str]]]:
-    """What a notebook says, without what it printed: [(type, source, tags)] of its cells."""
+    """A notebook without its outputs: [(type, source, tags)] of its cells."""
     return [(c.cell_type, c.source, c.metadata.get("tags", [])) for c in notebook.cells]
 
 
@@ -515,7 +518,7 @@ _Place = Annotated[str, typer.Argument(help="FILE:LINE, as a traceback has it")]
 
 @app.command("export")
 def export_command(chapter: _Chapter = "") -> None:
-    """Write package and prose from the chapters. Example: python -m nanoeuler.book export"""
+    """Write the package and the notebooks' prose. Example: python -m nanoeuler.book export"""
     root = project_root()
     for file in [*export(root, chapter), *renew(root, chapter)]:
         print("wrote", file)
@@ -535,7 +538,7 @@ def check_command(
     seed: Annotated[int | None, typer.Option(help="judge an exercise on this seed alone")] = None,
     hint: Annotated[int, typer.Option(help="print this hint of an exercise instead")] = 0,
 ) -> None:
-    """Say what is stale, or judge an exercise (4.2); exit 1 if anything is wrong.
+    """List what is stale, or judge an exercise (4.2); exit 1 if anything is wrong.
 
     Examples: python -m nanoeuler.book check, python -m nanoeuler.book check 4.2
     """
@@ -562,23 +565,23 @@ def all_exercises(root: Path) -> Iterator[tuple[Path, Exercise]]:
 
 
 def exercise_of(root: Path, number: str) -> tuple[Path, Exercise]:
-    """(chapter, exercise) that `number`, 4.2, names; UserError where there is none."""
+    """(chapter, exercise) of a `number` such as 4.2; UserError if there is none."""
     for chapter, one in all_exercises(root):
         if one.number.lower() == number.lower():
             return chapter, one
     raise UserError(f"there is no exercise {number!r}: `python -m nanoeuler.book exercise` "
-                    "lists those that there are")
+                    "lists them all")
 
 
 def hint_of(one: Exercise, n: int) -> str:
-    """Hint `n` of an exercise, counted from 1; UserError where there is none."""
+    """Hint `n` of an exercise, counted from 1; UserError if there is none."""
     if not 1 <= n <= len(one.hints):
-        raise UserError(f"exercise {one.number} has {len(one.hints)} hints: no hint {n}")
+        raise UserError(f"exercise {one.number} has {len(one.hints)} hints, so none is hint {n}")
     return one.hints[n - 1]
 
 
 def judged(root: Path, number: str, folder: Path, seeds: list[int]) -> tuple[bool, str]:
-    """(whether the answer in `folder` is right, what to say of it), for the exercise `number`."""
+    """(whether the answer in `folder` is right, the message), for the exercise `number`."""
     chapter, one = exercise_of(root, number)
     env = environment(root, chapter)
     return verdict(one, folder / f"{one.number}.py", env, root / "book", seeds)
@@ -601,7 +604,7 @@ def exercise_command(number: str = typer.Argument(""), hint: _Hint = 0) -> None:
         return
     path, text = Path("exercises") / f"{one.number}.py", stub_file(one)
     if path.exists():
-        raise UserError(f"{path} is there and may hold your answer: rename it to begin again")
+        raise UserError(f"{path} exists and may hold your answer: rename it to begin again")
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
     print(f"wrote {path}: define {parts(one).answer}, then run "
@@ -625,7 +628,7 @@ def html_command() -> None:
     source, html = pages(root), root / "build" / "html"
     sphinx = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q"]  # a warning is an error
     if subprocess.run([*sphinx, "-c", "book", source, html], cwd=root).returncode:
-        # Sphinx warns of a page once: the next time it would be kept, and nothing said.
+        # Sphinx warns of a page once: next time it would keep the page and say nothing.
         shutil.rmtree(html, ignore_errors=True)
         raise UserError("the pages were not built: the lines above say which file and why")
     for page in html.glob("book/*.html"):  # Sphinx keeps the page of a chapter that was renamed
@@ -635,7 +638,7 @@ def html_command() -> None:
 
 
 def main() -> None:
-    """The program: a reader's mistake is one line, and exit status 2."""
+    """The program; a UserError prints one line and exits with status 2."""
     try:
         app()
     except UserError as error:

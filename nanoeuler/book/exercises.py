@@ -2,10 +2,10 @@
 
 
 # %% sec-book-exercises
-"""Exercises of a chapter: found in its text, written out as a stub, judged by their own check.
+"""Exercises: finds them in a chapter's text, writes their stubs, judges answers by their checks.
 
-Run as a program it is the judge's own process: python -m nanoeuler.book.exercises PLAN RESULT.
-Leaves out which chapters there are and what they may use: that is the affair of `build`.
+Run as a program, it's the judge's process: python -m nanoeuler.book.exercises PLAN RESULT.
+Leaves out the list of chapters and what each may use, which `build` knows.
 """
 
 import ast
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from nanoeuler.errors import UserError
 
 NUMBER = re.compile(r"(\d+[a-z]?|[A-Za-z])\.[1-9]\d*")  # 4.2, 12a.1, A.1
-LIMIT = 60.0  # seconds that an answer may take; the slowest solution of ours takes a few
+LIMIT = 60.0  # seconds that an answer may take; our slowest solution takes a few
 DRAWS = 5  # seeds that an answer is judged on: as many as the tests judge each solution on
 _HINT = re.compile(r"<details>\s*<summary>(Hint[^<]*)</summary>(.*?)</details>", re.S)
 _SIMPLE = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom,
@@ -33,14 +33,14 @@ _SIMPLE = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom,
 
 
 class Exercise(NamedTuple):
-    """An exercise as its chapter has it: its words, its cells, and the cells before it."""
+    """An exercise as it is in its chapter: its hints, its cells, and the cells before it."""
 
-    number: str  # as a reader calls it, 4.2
+    number: str  # for readers, such as 4.2
     title: str
     chapter: str  # the chapter's file name without its ending
     hints: list[str]
     before: list[str]  # the sources of all cells before it
-    cells: list[str]  # of its own cells
+    cells: list[str]  # the sources of its cells
 
 
 def sections(text: str) -> Iterator[tuple[int, int, str]]:
@@ -78,7 +78,7 @@ def exercises(chapter: str, text: str, cells: Iterable[tuple[int, list[str]]]) -
 
 
 def names_of(source: str) -> tuple[set[str], set[str]]:
-    """(the names that a piece of code binds at its top level, the global names that it uses)."""
+    """(the names that `source` binds at its top level, the global names that it uses)."""
     top = symtable.symtable(source, "cell", "exec")
     bound = {name.get_name() for name in top.get_symbols() if name.is_assigned()}
     bound |= {name.get_name() for name in top.get_symbols() if name.is_imported()}
@@ -86,7 +86,7 @@ def names_of(source: str) -> tuple[set[str], set[str]]:
     left = top.get_children()
     while left:
         table = left.pop()
-        read = str(table.get_type()).endswith("class")  # which may read a name, then bind it
+        read = str(table.get_type()).endswith("class")  # a class may read a name, then bind it
         for name in table.get_symbols():
             if name.is_global() or (read and name.is_referenced()):
                 used.add(name.get_name())
@@ -95,9 +95,9 @@ def names_of(source: str) -> tuple[set[str], set[str]]:
 
 
 def context(cells: Iterable[str], wanted: set[str]) -> list[str]:
-    """The statements of `cells`, in order, that define the `wanted` names, and what these need.
+    """The statements of `cells`, in order, that define the `wanted` names and whatever these need.
 
-    Only definitions, imports and assignments: what a loop or a call does to a name is not seen.
+    Only definitions, imports and assignments; changes that a loop or a call makes are ignored.
     """
     statements = []
     for cell in cells:
@@ -114,22 +114,22 @@ def context(cells: Iterable[str], wanted: set[str]) -> list[str]:
 
 
 class Parts(NamedTuple):
-    """The cells of an exercise by what they are for."""
+    """The cells of an exercise by their role."""
 
     check: str  # the name after check_
-    answer: str  # the name that the reader is to define
+    answer: str  # the name that the reader must define
     call: str  # the call of the check, in which `seed` is a name if it takes one
     stub: str
-    judge: list[str]  # the cells with the check and what it uses
+    judge: list[str]  # the cells with the check and everything that it uses
     solution: str
 
 
 def parts(exercise: Exercise) -> Parts:
-    """The roles of the cells of `exercise`; UserError where it has no check of its own."""
+    """The roles of the cells of `exercise`; UserError if it has no check."""
     checks = [cell for cell in exercise.cells if "def check_" in cell]
     solutions = [cell for cell in exercise.cells if "def solution_" in cell]
     if not checks or not solutions or exercise.cells[0] in (*checks, *solutions):
-        raise UserError(f"exercise {exercise.number} has no check: it is for paper, or for talk")
+        raise UserError(f"exercise {exercise.number} has no check: it's for pencil and paper")
     stub, solution = exercise.cells[0], solutions[0]
     name = re.findall(r"def check_(\w+)\(", checks[0])[0]
     shown = [cell for cell in exercise.cells if cell not in solutions]
@@ -145,14 +145,14 @@ def parts(exercise: Exercise) -> Parts:
 
 
 def provided(exercise: Exercise) -> list[str]:
-    """The statements of the chapter that the stub, the check and the solution rest on."""
+    """The statements of the chapter that the stub, the check and the solution need."""
     made = parts(exercise)
     wanted = set().union(*(names_of(cell)[1] for cell in (made.stub, *made.judge, made.solution)))
     return context([*exercise.before, *made.judge], wanted - {made.answer})
 
 
 def stub_file(exercise: Exercise) -> str:
-    """What is written for the reader: where it comes from, imports, names that are there, stub."""
+    """The text of the reader's file: the exercise's title, imports, names provided, stub."""
     made, ready, imports = parts(exercise), set(), []
     used = {"np"}.union(*(names_of(cell)[1] for cell in (made.stub, made.solution)))
     for source in provided(exercise):
@@ -173,7 +173,7 @@ def stub_file(exercise: Exercise) -> str:
 
 
 def _execute(text: str, name: str, names: dict[str, Any]) -> None:
-    """Run `text` over `names`; whoever asks for its source, as the paper does, is answered."""
+    """Run `text` in the namespace `names`; `inspect` can find its source, for the emulator."""
     linecache.cache[name] = len(text), None, text.splitlines(True), name
     exec(compile(text, name, "exec"), names)
 
@@ -198,7 +198,7 @@ def judge(plan: Mapping[str, Any]) -> dict[str, Any]:
                 taken = eval(plan["call"], scope)
             if not taken:
                 return {**result, "verdict": "wrong", "said": said.getvalue()}
-    except BaseException as error:  # SystemExit too: an answer does not end its judge
+    except BaseException as error:  # SystemExit too: an answer must not end its judge
         lines, trace = [], error.__traceback__
         while trace:
             if trace.tb_frame.f_code.co_filename == plan["path"]:
@@ -215,21 +215,21 @@ def verdict(
     exercise: Exercise, path: Path, env: Mapping[str, str], folder: Path, seeds: list[int],
     limit: float = LIMIT,
 ) -> tuple[bool, str]:  # fmt: skip
-    """(whether the answer in `path` is right, what to tell the reader).
+    """(whether the answer in `path` is right, the message for the reader).
 
-    The judge runs in a process of its own, in `folder` and with the environment `env`, for at most
-    `limit` seconds. UserError where there is nothing to judge.
+    The judge runs in a separate process, in `folder` and with the environment `env`, for at most
+    `limit` seconds. UserError if there is nothing to judge.
     """
     made, number = parts(exercise), exercise.number
     if not path.is_file():
-        raise UserError(f"{path} is not there: `python -m nanoeuler.book exercise {number}` "
+        raise UserError(f"{path} doesn't exist: `python -m nanoeuler.book exercise {number}` "
                         "writes its stub")
     text = path.read_text(encoding="utf-8")
     try:
         written = ast.dump(ast.parse(text, str(path)))
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
-        return False, f"{path} does not parse, line {line}: {getattr(error, 'msg', error)}"
+        return False, f"{path} isn't valid Python, line {line}: {getattr(error, 'msg', error)}"
     if written == ast.dump(ast.parse(stub_file(exercise))):
         return False, f"{path} is still the stub: write your lines into {made.answer}"
     plan = {"context": provided(exercise), "chapter": exercise.chapter,
@@ -239,7 +239,7 @@ def verdict(
 
 
 def _ask(plan, env, folder, limit):
-    """The result of `judge` in a process of its own; None if time ran out, {} if it died."""
+    """The result of `judge` in a separate process; None if time ran out, {} if it died."""
     with tempfile.TemporaryDirectory() as made:
         question, answer = Path(made) / "plan", Path(made) / "result"
         question.write_text(json.dumps(plan), encoding="utf-8")
@@ -253,21 +253,21 @@ def _ask(plan, env, folder, limit):
 
 
 def _tell(exercise, path, result, limit):
-    """(right or not, the lines for the reader) of what `_ask` brought back."""
+    """(right or not, the lines for the reader), from the result of `_ask`."""
     answer = parts(exercise).answer
     if result is None:
-        return False, f"{path} did not end within {limit:g} seconds: is there a loop for ever?"
+        return False, f"{path} didn't finish within {limit:g} seconds: does it loop forever?"
     kind = result.get("verdict", "dead")
     told = {
         "right": f"exercise {exercise.number} is right",
         "wrong": f"{result.get('said', '').rstrip()}\nexercise {exercise.number} is wrong for seed "
-                 f"{result.get('seed')}: ask again with --seed {result.get('seed')}",
+                 f"{result.get('seed')}: repeat it with --seed {result.get('seed')}",
         "raises": f"{path} {result.get('said')}",
-        "nameless": f"{path} defines no {answer}: keep the name that the stub has",
+        "nameless": f"{path} doesn't define {answer}: keep the stub's name",
         "dead": f"{path} ended the program before it was judged",
     }[kind]  # fmt: skip
     if result.get("printed"):
-        told += f"\nit prints, which is not judged; first: {result['printed'][0][:60]!r}"
+        told += f"\nwhat it prints isn't judged; it begins: {result['printed'][0][:60]!r}"
     return kind == "right", told.strip()
 
 

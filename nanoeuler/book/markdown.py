@@ -2,10 +2,10 @@
 
 
 # %% sec-book-plain
-"""What a text in MyST says, in Markdown that any page of notebooks can show.
+"""Translates MyST into Markdown that every viewer of notebooks can show.
 
-Knows the marks that this book has: labels, numbers of equations, references, terms of the glossary
-and boxes. Leaves out all others, which it passes on as they are.
+Knows the markup that this book uses: labels, numbered equations, references, glossary terms and
+boxes. Leaves out all other markup, which it passes through unchanged.
 """
 
 import re
@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """What a label names."""
+    """The target of a label."""
 
-    file: str  # in book/, in which it stands
-    shown: str  # what a link without words of its own says: a heading, or an equation's number
+    file: str  # the file in book/ that contains it
+    shown: str  # the text of a link that has none: a heading, or an equation's number
 
 
 _LABEL = re.compile(r"^\(([a-z0-9-]+)\)=\n(?:\n*#+ (.*))?", re.M)
@@ -25,7 +25,7 @@ _FORMULA = re.compile(r"^\$\$\n((?:(?!\$\$).*\n)+)\$\$ \(([a-z0-9-]+)\)$", re.M)
 _ROLE = re.compile(r"(?<!`)\{(eq|term)\}`([^`]+)`")
 _LINK = re.compile(r"\[([^\[\]]*)\]\(#([a-z0-9-]+)\)")
 _BOX = re.compile(r"^:::\{([a-z]+)\} *([^\n]*)\n(.*?)\n:::$", re.M | re.S)
-_ROLED = re.compile(r"^(.*?)(?: <(.*)>)?$", re.S)  # of a term: its words, what they are about
+_ROLED = re.compile(r"^(.*?)(?: <(.*)>)?$", re.S)  # of a term: the words shown, the entry's name
 _GLOSSARY = re.compile(r"^```\{glossary\}\n(.*?)^```$", re.M | re.S)
 _TERM = re.compile(r"^(\S.*)\n  ", re.M)
 
@@ -36,7 +36,7 @@ def anchor(term: str) -> str:
 
 
 def places(file: str, text: str) -> dict[str, Place]:
-    """label -> place, of every label in a text in MyST."""
+    """Label -> place, for every label in a text in MyST."""
     found = {label: Place(file, title) for label, title in _LABEL.findall(text)}
     for number, (_, label) in enumerate(_FORMULA.findall(text), 1):
         found[label] = Place(file, f"({number})")
@@ -44,10 +44,10 @@ def places(file: str, text: str) -> dict[str, Place]:
 
 
 def plain(text: str, file: str, known: Mapping[str, Place]) -> str:
-    """A text in MyST that stands in `file` of book/, in plain Markdown."""
+    """The plain Markdown of a text in MyST that belongs to `file` in book/."""
 
     def link(words: str, label: str) -> str:
-        """A link, to a notebook where the label is another one's."""
+        """A link to a label, with the notebook's name if the label is in another one."""
         to = known[label]
         there = "" if to.file == file else to.file
         return f"[{words or to.shown}]({there}#{label})"

@@ -2,10 +2,10 @@
 
 
 # %% sec-book-export
-"""A method in a cell of its own, outside of its class: `@method(Class)` above a function.
+"""A method in its own cell, outside of its class: `@method(Class)` above a function.
 
-The exporter writes such a method into the class, so no module uses this. Left out: `super()`
-without arguments, which Python resolves inside a class only.
+The exporter writes such a method into the class, so no module uses this decorator. Leaves out
+`super()` without arguments, which Python resolves only inside a class.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def method(owner: type) -> Callable[[Any], Any]:
-    """Put a function, a property or whatever is decorated into `owner` under its own name."""
+    """Add the decorated function or property to the class `owner`, under its name."""
 
     def put(member: Any) -> Any:
         inner = getattr(member, "fget", None) or getattr(member, "func", None) or member

@@ -2,9 +2,9 @@
 
 
 # %% sec-book-check
-"""What the syntax tree of a module tells, without running it: imports, names, missing docstrings.
+"""Reads a module's syntax tree, without running it: imports, names, missing docstrings.
 
-Leaves out what the names mean: for that the module has to be imported.
+Leaves out the values of the names: to know them, import the module.
 """
 
 import ast
@@ -16,7 +16,7 @@ from functools import cache
 def imports(text: str) -> frozenset[str]:
     """The names "nanoeuler.room.module" and "nanoeuler.room.module.name" that a module imports.
 
-    Not those under `if TYPE_CHECKING`, which nothing runs.
+    Leaves out imports under `if TYPE_CHECKING`, which never run.
     """
     names, left = set(), [ast.parse(text)]
     while left:
@@ -38,7 +38,7 @@ def class_ends(text: str) -> dict[int, str]:
 
 
 def docstrings(tree: ast.AST) -> list[ast.expr]:
-    """The docstrings of several lines in a tree."""
+    """The docstrings in a tree that have several lines."""
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef
     bodies = [node.body for node in ast.walk(tree) if isinstance(node, kinds) and node.body]
     firsts = [body[0].value for body in bodies if isinstance(body[0], ast.Expr)]
@@ -47,7 +47,7 @@ def docstrings(tree: ast.AST) -> list[ast.expr]:
 
 
 def public_names(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
-    """Yield (name, node) for what a module's syntax tree defines at its top level for others."""
+    """Yield (name, node) for each public name that a module defines at its top level."""
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             names = [node.name]
@@ -61,14 +61,14 @@ def public_names(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
 
 
 def undocumented(file: str, text: str) -> Iterator[str]:
-    """Yield a line for each public def or class without a docstring, each bare constant."""
+    """Yield a line for each public def or class without a docstring, constant without comment."""
     lines = text.split("\n")
     for name, node in public_names(ast.parse(text, file)):
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             if not any("#" in line for line in lines[node.lineno - 2 : node.end_lineno]):
                 yield f"{file}: {name} has no comment that says where its value comes from"
             continue
-        # A method without one in a class that inherits has its base's, which `help` shows.
+        # In a class that inherits, a method without one has its base's, as `help` shows.
         own = isinstance(node, ast.ClassDef) and not node.bases
         for item in (node, *(node.body if own else ())):
             if isinstance(item, (ast.FunctionDef, ast.ClassDef)) and not item.name.startswith("_"):

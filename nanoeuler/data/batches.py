@@ -2,9 +2,9 @@
 
 
 # %% sec-batches-shuffle
-"""Tokens in batches: windows in a new order in every pass, and what comes next of K tokens.
+"""Tokens in batches: windows in a new order in every pass, and their targets, K for each token.
 
-Leaves out what the tokens are of (dataset.py) and the held-out side (validation.py).
+Leaves out where the tokens come from (dataset.py) and the held-out side (validation.py).
 B batch, T positions (the context), K predicted tokens.
 """
 
@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from nanoeuler.data.shards import Tokens, windows
 from nanoeuler.errors import UserError
 
-STEP_TOKENS = 1 << 22  # at most in a step: above the 3.2 million of GPT-3 (Brown et al., 2020)
+STEP_TOKENS = 1 << 22  # at most in a step, above GPT-3's 3.2 million (Brown et al., 2020)
 
 
 def check_batch_size(batch_size: int, context: int) -> None:
@@ -30,7 +30,7 @@ def check_batch_size(batch_size: int, context: int) -> None:
 
 
 def count_windows(n_tokens: int, context: int, n_predict: int) -> int:
-    """How many windows a pass over the tokens has. UserError for a text too short for one."""
+    """The number of windows in a pass over the tokens. UserError if the text is too short."""
     count = (n_tokens - context - n_predict + 1) // context
     if count < 1:
         raise UserError(
@@ -41,9 +41,9 @@ def count_windows(n_tokens: int, context: int, n_predict: int) -> int:
 
 
 def order_of(seed: int, number: int, n: int, context: int) -> tuple[int, np.ndarray]:
-    """(offset, order): where window 0 of pass `number` begins, the n windows in its order.
+    """(offset, order) of pass `number`: the first token of window 0, and a permutation of n.
 
-    `order` is int32, or int64 where windows are too many for that.
+    `order` has the smallest integer type that holds n.
     """
     rng = np.random.default_rng((seed, number))
     offset = int(rng.integers(context))
@@ -55,9 +55,9 @@ def order_of(seed: int, number: int, n: int, context: int) -> tuple[int, np.ndar
 class Batches:
     """Batches that are a function of (seed, step) alone, so that a run can be resumed exactly.
 
-    The tokens (a row, or `shards.Tokens`) are cut into windows of `context`, which are visited in a
-    new random order in every pass, from a new random offset. A window's targets reach n_predict
-    tokens beyond. The order of one pass is kept: four bytes a window.
+    The tokens (an array, or `shards.Tokens`) are cut into windows of `context`, which are visited
+    in a new random order in every pass, from a new random offset. The targets of a window extend
+    n_predict tokens beyond it. The order of one pass is kept: four bytes a window.
     """
 
     def __init__(self, tokens: Tokens | np.ndarray, batch_size: int, context: int, n_predict: int,
@@ -66,21 +66,21 @@ class Batches:
         self.tokens, self.batch_size, self.context = tokens, batch_size, context
         self.n_predict, self.seed = n_predict, seed
         self.windows = count_windows(len(tokens), context, n_predict)
-        self._kept = None, None  # the number of a pass, and where its windows begin
+        self._kept = None, None  # the number of a pass, and its `order_of`
 
     def _pass(self, number):
-        """`order_of` a pass, made once as long as no other is asked for."""
+        """`order_of` a pass; the last one is kept."""
         last, parts = self._kept
         if last != number:
             parts = order_of(self.seed, number, self.windows, self.context)
-            self._kept = number, parts  # one assignment: another thread sees both or neither
+            self._kept = number, parts  # one assignment, so another thread sees both or neither
         return parts
 
     def starts(self, step: int) -> np.ndarray:
-        """Where the windows of step 1, 2, ... begin, int64 (B,)."""
+        """The first tokens of the windows of step 1, 2, ..., int64 (B,)."""
         number, place = divmod((step - 1) * self.batch_size, self.windows)
         starts, done = [], 0
-        while done < self.batch_size:  # once, but for a batch that ends a pass and begins the next
+        while done < self.batch_size:  # once, unless the batch ends a pass and begins the next
             offset, order = self._pass(number)
             part = order[place : place + self.batch_size - done].astype(np.int64)
             starts.append(offset + self.context * part)
@@ -88,7 +88,7 @@ class Batches:
         return np.concatenate(starts)
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """tokens (B, T), targets (B, T, K) int32 of step 1, 2, ...; [b, t, k] is 1 + k further."""
+        """tokens (B, T), targets (B, T, K) int32 of step 1, 2, ...; target k is 1 + k tokens on."""
         rows = windows(self.tokens, self.starts(step), self.context + self.n_predict)
         targets = sliding_window_view(rows[:, 1:], self.n_predict, axis=1)
         return rows[:, : self.context].copy(), targets.copy()
@@ -98,8 +98,8 @@ class Batches:
 class Prefetcher:
     """The batches of `batches`, each prepared by a thread while the caller works on the one before.
 
-    A thread lives for one batch, and none keeps the program from ending. An error of a batch is
-    raised when that batch is asked for.
+    A thread lives for one batch and doesn't keep the program from ending. An error in a batch is
+    raised when the caller requests that batch.
     """
 
     def __init__(self, batches: Batches) -> None:
@@ -107,7 +107,7 @@ class Prefetcher:
         self._step, self._ready = None, None
 
     def batch(self, step: int) -> tuple[np.ndarray, ...]:
-        """What `batches.batch(step)` gives; then step + 1 is begun."""
+        """Return `batches.batch(step)`, and begin step + 1."""
         expected = self._step == step
         self._step, ready = None, self._ready
         batch = ready.result() if expected else self.batches.batch(step)
@@ -119,5 +119,5 @@ class Prefetcher:
     def _prepare(self, step, ready):
         try:
             ready.set_result(self.batches.batch(step))
-        except BaseException as error:  # whatever it is belongs to the thread that asks
+        except BaseException as error:  # any error belongs to the caller of `batch`
             ready.set_exception(error)

@@ -2,9 +2,9 @@
 
 
 # %% sec-sources-paths
-"""The catalogue of texts: what each is, its licence, where it lies, and the digest of its bytes.
+"""The catalogue of texts: title, licence, address, and the digest of the bytes.
 
-Leaves out texts of your own: those need no address and no catalogue.
+Leaves out your own texts, which need no address and no catalogue.
 """
 
 import re
@@ -15,14 +15,14 @@ from pathlib import Path
 from nanoeuler import paths
 from nanoeuler.errors import UserError, quoted
 
-FORMATS = ("gutenberg", "text", "parquet", "pairs", "tasks")  # of tasks nobody trains
+FORMATS = ("gutenberg", "text", "parquet", "pairs", "tasks")  # tasks are only for evaluation
 
 
 @dataclass(frozen=True)
 class File:
-    """One file of a source; `bytes` (its size) is None where nobody knows it.
+    """One file of a source; `bytes` (its size) is None if it is unknown.
 
-    A file of one's own, which is never fetched, has no address and no sha256.
+    A user's own file, which is never fetched, has no address and no sha256.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Source:
 
     @property
     def bytes(self) -> int | None:
-        """The size of all files, None if one of them is not known."""
+        """The size of all files in bytes, None if one of them is unknown."""
         sizes = [file.bytes for file in self.files]
         return None if None in sizes else sum(sizes)
 
@@ -68,7 +68,7 @@ _MAY_LACK = {"bytes"}
 
 
 def _check(entry, fields, where):
-    """Raise UserError unless `entry` is a table of the given fields, each as it must be."""
+    """Raise UserError unless `entry` is a table of the given fields with valid values."""
     if not isinstance(entry, dict):
         raise UserError(f"{where}: expected a table, but it is {quoted(repr(entry))}")
     for key in entry.keys() - fields.keys():
@@ -87,9 +87,9 @@ def _check(entry, fields, where):
 
 
 def catalogue(path: str | Path | None = None) -> dict[str, Source]:
-    """{name: Source} from the TOML file `path`, by default the one that is shipped.
+    """{name: Source} from the TOML file `path`, by default the shipped one.
 
-    UserError: what is wrong with the file, and where.
+    UserError says what is wrong with the file, and where.
     """
     path = Path(path or paths.shipped("sources.toml"))
     try:

@@ -2,7 +2,7 @@
 
 
 # %% sec-batches-opening
-"""A prepared folder, opened: its tokenizer, its two sides, and what prepared.json says of them.
+"""Opens a prepared folder: its tokenizer, its two sides, and the record in prepared.json.
 
 Leaves out how it is made (`prepare`) and how it is read in batches (`batches`).
 """
@@ -18,7 +18,7 @@ from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 
 def read_record(folder: Path) -> dict:
-    """prepared.json of `folder`: a dict whose source, counts and hashes are of the right types."""
+    """prepared.json of `folder`: a dict whose source, counts and hashes have the right types."""
     path = folder / "prepared.json"
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -47,7 +47,7 @@ def read_record(folder: Path) -> dict:
     return record
 
 
-VERIFY_BYTES = 1 << 28  # of shards, whose sha256 takes a fifth of a second to a second
+VERIFY_BYTES = 1 << 28  # of shards; their sha256 takes a fifth of a second to a second
 
 
 def _open(folder, record, side, tokenizer):
@@ -64,8 +64,9 @@ def _open(folder, record, side, tokenizer):
 class Prepared:
     """A prepared folder, checked and open: `tokenizer`, `train` and `held_out` (Tokens), `digest`.
 
-    Opening checks each shard's header, types and tokenizer, compares the counts of each side with
-    prepared.json, and the sha256 of up to VERIFY_BYTES of shards; `verify` compares that of all.
+    Opening checks each shard's header, types and tokenizer, and compares the counts of each side
+    with prepared.json. It compares the sha256 of shards of up to VERIFY_BYTES in all; `verify`
+    always does.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -89,7 +90,7 @@ class Prepared:
         return self.tokenizer.vocab_size
 
     def verify(self) -> None:
-        """Compare the sha256 of every shard with prepared.json; a UserError names what differs."""
+        """Compare the sha256 of every shard with prepared.json; UserError if one differs."""
         for side, tokens in zip(SIDES, (self.train, self.held_out), strict=True):
             for path, shard in zip(tokens.paths, self.record[side]["shards"], strict=True):
                 if sha256_of(path) != shard["sha256"]:

@@ -4,7 +4,7 @@
 # %% sec-sources-gutenberg
 """From fetched files to documents: books without their wrapping, texts, pages, questions.
 
-Leaves out judging what a text is worth: no filter, no language detection.
+Leaves out any judgement of a text's worth: no filter, no language detection.
 """
 
 import gzip
@@ -33,9 +33,9 @@ _CLOSING = re.compile(
 
 
 def unwrapped(text: str, where: str | Path = "the text") -> str:
-    """The book in a text of Project Gutenberg: what lies between its marks, without credits.
+    """The book in a text of Project Gutenberg: everything between its marks, without credits.
 
-    Lines end in a line feed. UserError: there are no such marks; `where` names the text in it.
+    Lines end in a line feed. UserError, in which `where` names the text, if there are no marks.
     """
     start = _START.search(text)
     end = _END.search(text, start.end()) if start else None
@@ -57,9 +57,9 @@ _DECLARED = re.compile(
 
 
 def text_of(data: bytes, where: str | Path = "the text") -> str:
-    """Bytes as characters, without a byte order mark, lines ended by a line feed alone.
+    """The characters of `data`, without a byte order mark, with a line feed at each line's end.
 
-    UserError: neither UTF-8 nor what a header of Project Gutenberg declares them to be.
+    UserError if it is neither UTF-8 nor in the encoding that Project Gutenberg's header declares.
     """
     try:
         text = data.decode("utf-8-sig")
@@ -76,7 +76,7 @@ def text_of(data: bytes, where: str | Path = "the text") -> str:
 
 
 def _paths(source, folder):
-    """Where the files of `source` lie under `folder`, each plain or as NAME.gz."""
+    """The paths of the files of `source` under `folder`, each plain or as NAME.gz."""
     paths = []
     for file in source.files:
         plain = Path(folder) / source.name / file.name
@@ -107,10 +107,10 @@ _ROWS = """SELECT text FROM read_parquet(?, file_row_number = true)
 def row_groups(path: str | Path) -> Iterator[list[str]]:
     """The texts of a parquet file's column `text`, a list for each row group, in order."""
     try:
-        import duckdb  # here, because only those who read parquet have it: the extra `data`
+        import duckdb  # here, because it's only needed for parquet: the extra `data`
     except ModuleNotFoundError:
         raise UserError(
-            f"expected DuckDB, to read {path}, but it is not installed: pip install -e '.[data]'"
+            f"expected DuckDB, to read {path}, but it isn't installed: pip install -e '.[data]'"
         ) from None
     path, first = str(path), 0
     with duckdb.connect(config={"threads": 1}) as database:
@@ -132,17 +132,17 @@ def row_groups(path: str | Path) -> Iterator[list[str]]:
 def documents(source: Source, folder: str | Path) -> Iterator[str]:
     """Yield the documents of a fetched `Source` as str, one after another; none is empty.
 
-    `folder` is the one that `fetch` was given: the files lie in folder/NAME. UserError: a file
-    that is not there or not of the source's format.
+    `folder` is the one given to `fetch`: the files are in folder/NAME. UserError if a file is
+    missing or isn't of the source's format.
     """
     if source.format == "pairs":
         raise UserError(
             f"expected a source of documents, but {source.name} holds questions and answers: "
-            "fine-tune on it (nanoeuler sft), do not pretrain"
+            "fine-tune on it (nanoeuler sft), don't pretrain"
         )
     if source.format == "tasks":
-        raise UserError(f"expected a source of documents, but {source.name} holds tasks, on which "
-                        "models are judged (nanoeuler eval): train on another")  # fmt: skip
+        raise UserError(f"expected a source of documents, but {source.name} holds tasks, which "
+                        "evaluate models (nanoeuler eval): train on another")  # fmt: skip
     for path in _paths(source, folder):
         if source.format == "parquet":
             texts = (text for group in row_groups(path) for text in group)
@@ -154,14 +154,14 @@ def documents(source: Source, folder: str | Path) -> Iterator[str]:
 
 
 # %% sec-sources-pairs
-NO_OUTPUT = "<nooutput>"  # Alpaca's mark for an instruction that its model could not follow
+NO_OUTPUT = "<nooutput>"  # Alpaca's mark for an instruction that its model couldn't follow
 
 
 def pairs(source: Source, folder: str | Path) -> Iterator[tuple[str, str]]:
     """Yield (question, answer) of a fetched `Source` of format pairs: Alpaca's list in JSON.
 
-    `folder` is the one that `fetch` was given. UserError: a file that is not there, not JSON, or
-    an entry without instruction, input and output.
+    `folder` is the one given to `fetch`. UserError if a file is missing or isn't JSON, or if an
+    entry lacks instruction, input or output.
     """
     if source.format != "pairs":
         raise UserError(f"expected a source of questions and answers, but {source.name} is "

@@ -2,9 +2,9 @@
 
 
 # %% sec-sources-attempt
-"""A download that goes on with what came before, and asks again politely.
+"""A download that resumes where it was cut off, and retries politely.
 
-Leaves out several connections at once, logins, and digests: to compare those is for fetch.py.
+Leaves out several connections at once, logins, and digests, which fetch.py compares.
 """
 
 import time
@@ -23,14 +23,14 @@ from nanoeuler.errors import UserError, quoted
 CHUNK = 1 << 16  # bytes in memory at once: many packets, and nothing next to a file
 TIMEOUT = 30.0  # seconds of silence after which a connection counts as dead
 LATER = {408, 425, 429, *range(500, 600)}  # answers that mean "later" (RFC 9110, 8470, 6585)
-RETRIES = Retry(6, backoff_factor=0.5)  # without progress: 31 seconds, appendix C's equation
-LONGEST_WAIT = 120.0  # seconds that a server may ask for; beyond, the reader had better come back
+RETRIES = Retry(6, backoff_factor=0.5)  # 31 seconds without progress, by equation eq-sources-wait
+LONGEST_WAIT = 120.0  # seconds; if a server asks for more, the user should come back later
 
 
 class _Again(Exception):
-    """An attempt that failed in a way that may pass.
+    """An attempt failed in a way that may pass.
 
-    wait: seconds that the server asked for. nobody: no server was there to be asked.
+    wait: seconds that the server asked for. nobody: no server could be reached.
     """
 
     def __init__(self, why, wait=0.0, nobody=False):
@@ -59,13 +59,13 @@ def _ask(url, have):
 
 
 def _judge(answer, url):
-    """Raise what the answer's status calls for, unless a body may come with it."""
+    """Raise the error for the answer's status, unless it may come with a body."""
     status = answer.status_code
     why = f"the server answers {status} {responses.get(status, '')}".strip()
     if status in LATER:
         try:
             wait = RETRIES.get_retry_after(answer.raw) or 0.0
-        except (InvalidHeader, ValueError, OverflowError):  # nonsense: our own waits stand
+        except (InvalidHeader, ValueError, OverflowError):  # nonsense: use our own waits
             wait = 0.0
         if wait > LONGEST_WAIT:
             raise UserError(f"{url}: {why} and asks for {wait:.0f} s: run the same command then")
@@ -88,7 +88,7 @@ def _place(answer, part):
 
 
 def _attempt(file, part, report):
-    """Add to `part` what one connection gives. Raise `_Again` unless the file is then complete."""
+    """Add one connection's bytes to `part`. Raise `_Again` unless the file is then complete."""
     with _ask(file.url, size_of(part)) as answer:
         _judge(answer, file.url)
         have, whole = _place(answer, part), False
@@ -99,7 +99,7 @@ def _attempt(file, part, report):
                     have += len(chunk)
                     report(file.name, have, file.bytes, "")
                 whole = have == (file.bytes or have)
-            except HTTPError:  # the connection broke, timed out, or ended before its time
+            except HTTPError:  # the connection broke, timed out, or ended too early
                 pass
     if not whole:
         size = f" of {file.bytes:,}" if file.bytes else ""
@@ -113,9 +113,9 @@ def size_of(path: Path) -> int:
 
 # %% sec-sources-again
 def _again(retries, problem, file, have, first):
-    """(the retries left after a problem, the seconds to wait), if another attempt makes sense.
+    """(the retries left after a problem, the seconds to wait); UserError if we should give up.
 
-    have: the bytes that are there. first: nothing was ever heard from the server.
+    have: the bytes in the part. first: whether this was the first attempt.
     """
     try:
         if problem.nobody and first:
@@ -131,10 +131,10 @@ def _again(retries, problem, file, have, first):
 
 
 def download(file: File, part: Path, report: Callable, pause: Callable = time.sleep) -> bool:
-    """Complete what is in `part` of a file; True if it was put together from several answers.
+    """Download the rest of a file into `part`; True if it is put together from several answers.
 
-    report(name, have, size, note) is told how far it is, pause(seconds) waits. UserError: what is
-    in the way.
+    Calls report(name, have, size, note) with its progress, and pause(seconds) to wait. UserError
+    says what is in the way.
     """
     retries, furthest, attempts = RETRIES, size_of(part), 0
     resumed = furthest > 0
@@ -149,6 +149,6 @@ def download(file: File, part: Path, report: Callable, pause: Callable = time.sl
                 retries, furthest, resumed = RETRIES, have, True
             retries, wait = _again(retries, problem, file, have, attempts == 1)
             when = f"in {wait:.0f} s" if wait else "at once"
-            report(file.name, have, file.bytes, f"{problem}; again {when}")
+            report(file.name, have, file.bytes, f"{problem}; trying again {when}")
             pause(wait)
     return resumed

@@ -2,9 +2,9 @@
 
 
 # %% sec-sources-whole
-"""Fetching the files of a source: from its server or from a folder, one program at a time.
+"""Fetches the files of a source from its server or from a folder, one program at a time.
 
-Leaves out how a download goes on where it was cut off (download.py).
+Leaves out how a download resumes where it was cut off (download.py).
 """
 
 import gzip
@@ -55,7 +55,7 @@ def _locked(file, path, report):
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        report(file.name, 0, file.bytes, "another program is fetching it; waiting for that")
+        report(file.name, 0, file.bytes, "another program is fetching it; waiting for it")
         lock.acquire()
     try:
         yield
@@ -64,7 +64,7 @@ def _locked(file, path, report):
 
 
 def _check(file, path, origin):
-    """UserError unless `path` holds the file that was meant."""
+    """UserError unless the file at `path` has the right digest."""
     if sha256_of(path) != file.sha256:
         raise UserError(
             f"expected a file with sha256 {file.sha256} from {origin}, but {file.name} there has "
@@ -73,11 +73,11 @@ def _check(file, path, origin):
 
 
 def _download(file, path, report, pause):
-    """Download `file` to `path`; what cannot be the file is removed."""
+    """Download `file` to `path`; a file with a wrong digest is removed."""
     part = path.with_name(f".{path.name}.part")
     if download(file, part, report, pause) and sha256_of(part) != file.sha256:
         part.unlink()
-        report(file.name, 0, file.bytes, "the pieces do not fit together; from the beginning")
+        report(file.name, 0, file.bytes, "the pieces don't fit together; starting over")
         download(file, part, report, pause)
     try:
         _check(file, part, file.url)
@@ -89,13 +89,13 @@ def _download(file, path, report, pause):
 
 
 def _one(file, path, source, copy_from, report, pause):
-    """Bring one file to `path` unless it is there and right."""
+    """Fetch one file to `path` unless it's there and right."""
     if path.is_file() and sha256_of(path) == file.sha256:
         return report(file.name, size_of(path), size_of(path), "already there")
     with _locked(file, path, report):
-        if not (path.is_file() and sha256_of(path) == file.sha256):  # nobody else has brought it
+        if not (path.is_file() and sha256_of(path) == file.sha256):  # nobody else has fetched it
             if path.is_file():
-                report(file.name, 0, file.bytes, "there, but not as it should be; once more")
+                report(file.name, 0, file.bytes, "it's there, but damaged; fetching it again")
             if copy_from:
                 with replacing(path) as temporary:
                     _copy(file, source, copy_from, temporary)
@@ -108,11 +108,11 @@ def _one(file, path, source, copy_from, report, pause):
 def fetch(source: Source, folder: str | Path, copy_from: str | Path | None = None,
           report: Callable | None = None, *,
           pause: Callable = time.sleep) -> list[Path]:  # fmt: skip
-    """Bring all files of `source` into folder/NAME, checked; return their paths.
+    """Fetch all files of `source` into folder/NAME and verify them; return their paths.
 
-    copy_from: a folder to take them from, instead of the network. report(name, have, size, note)
-    is told of each file's bytes so far (size may be None) and, if note is not empty, of news.
-    pause(seconds) waits. UserError: what is in the way; the same call later goes on from there.
+    copy_from: a folder to take them from, instead of the network. Calls report(name, have, size,
+    note) with each file's bytes so far (size may be None), and a note if there is news.
+    pause(seconds) waits. UserError says what is in the way; the same call later resumes.
     """
     report = report or (lambda name, have, size, note: None)
     paths = [Path(folder) / source.name / file.name for file in source.files]
@@ -122,6 +122,6 @@ def fetch(source: Source, folder: str | Path, copy_from: str | Path | None = Non
         except OSError as error:
             raise UserError(
                 f"expected to write {path}, but: {error.strerror or error}: make room or choose "
-                "another folder, and run the same command; it goes on from what has come"
+                "another folder, and run the same command, which resumes where it stopped"
             ) from None
     return paths

@@ -4,7 +4,7 @@
 # %% sec-batches-split
 """From documents to a prepared folder: a split by document, a tokenizer, shards, prepared.json.
 
-Leaves out where documents come from (`documents`) and how the folder is read (`prepared`).
+Leaves out where documents come from (`documents`) and how the folder is read (`dataset`).
 """
 
 import hashlib
@@ -44,10 +44,10 @@ from nanoeuler.tokenizer.tokenizer import Tokenizer, utf8
 def hold_out(hashes: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Which documents to keep, and which of them to hold out: two arrays of bools (n,).
 
-    hashes (n,) and sizes (n,) in bytes, of all documents. Of equal hashes the first is kept; the
-    lowest are held out until they have `held_out_bytes`: at least one of them, and never all.
+    hashes (n,) and sizes (n,) in bytes, of all documents. Of equal hashes the first is kept. The
+    lowest are held out until they have `held_out_bytes`: at least one document, and never all.
     """
-    order = np.unique(hashes, return_index=True)[1]  # sorted by hash; of equal ones the first
+    order = np.unique(hashes, return_index=True)[1]  # sorted by hash; the first of equal ones
     if len(order) < 2:
         raise UserError(
             f"expected at least 2 different documents, but got {len(order)}: one is needed to "
@@ -62,12 +62,12 @@ def hold_out(hashes: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 # %% sec-batches-prepare
 def _hash(text):
-    """The first 8 bytes of a text's sha256: among ten million, a clash in 3 of a million cases."""
+    """The first 8 bytes of a text's sha256; ten million texts collide with probability 3e-6."""
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
 
 
 class _Documents:
-    """What `documents()` gives, gone through several times; keeps 10 bytes for each document."""
+    """The documents that `documents()` yields, for several passes; keeps 10 bytes for each."""
 
     def __init__(self, documents, report):
         self._documents, self._report = documents, report or (lambda stage, documents, size: None)
@@ -101,21 +101,21 @@ class _Documents:
             if next(left, None) is None:
                 return
         raise UserError(
-            f"{stage}: expected the documents that were there at first, but they have changed: "
+            f"{stage}: expected the same documents in every pass, but they have changed: "
             "prepare them again when nothing else writes to them"
         )
 
 
-# In a folder while it is prepared: the hashes of its tokenizers, a line each.
+# A file in a folder that is being prepared: the hashes of its tokenizers, a line each.
 _UNFINISHED = "unfinished.txt"
-# A file of a preparation, or what was to become one when the program was killed.
+# A file of a preparation, or a part of one that is left if the program was killed.
 _OURS = re.compile(
     r"\.?((prepared|tokenizer)\.json|(train|held-out)-\d+\.safetensors|unfinished\.txt)(.*\.part)?"
 )
 
 
 def _tokenizers(out):
-    """The hashes of the tokenizers that preparations have written, or meant to write, in `out`."""
+    """The hashes of the tokenizers that preparations wrote, or were going to write, in `out`."""
     hashes, unfinished = set(), out / _UNFINISHED
     if unfinished.exists():
         hashes.update(unfinished.read_text(encoding="utf-8").split())
@@ -125,7 +125,7 @@ def _tokenizers(out):
 
 
 def _check(out):
-    """Raise UserError unless all that the folder `out` holds was left there by preparations."""
+    """Raise UserError unless every file in the folder `out` belongs to a preparation."""
     names = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
     hashes = _tokenizers(out)
     for name in names:
@@ -138,7 +138,7 @@ def _check(out):
 
 
 def _clear(out):
-    """Remove what preparations have left in `out`, prepared.json first; unfinished.txt stays."""
+    """Remove the files of preparations from `out`, prepared.json first; keep unfinished.txt."""
     (out / "prepared.json").unlink(missing_ok=True)
     for path in out.iterdir():
         if _OURS.fullmatch(path.name) and path.name != _UNFINISHED:
@@ -156,7 +156,7 @@ def _begin(out, tokenizer):
 
 @contextmanager
 def _folder(out):
-    """Yield the folder `out`; on an error clear it, unless what was prepared before is whole."""
+    """Yield the folder `out`; on an error clear it, unless the old preparation is complete."""
     out = Path(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -171,12 +171,12 @@ def _folder(out):
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"expected to read the documents and write {out}, but {error}: make room, choose "
-            "another folder or mend what cannot be read, and prepare again"
+            "another folder or repair the unreadable file, and prepare again"
         ) from None
 
 
 def _commit(out, tokenizer, writers, source, **about):
-    """Write the last shards and then, last of all, prepared.json, without which nothing opens."""
+    """Write the last shards and finally prepared.json, without which nothing opens."""
     sides = {side: writer.close() for side, writer in zip(SIDES, writers, strict=True)}
     record = {"nanoeuler": __version__, "source": quoted(source), **about,
               "tokenizer": tokenizer.hash, **sides}  # fmt: skip
@@ -186,7 +186,7 @@ def _commit(out, tokenizer, writers, source, **about):
 
 
 def in_order(function: Callable, items: Iterable, threads: int) -> Iterator:
-    """Yield function(item) for each of `items`, in their order, made by so many threads."""
+    """Yield function(item) for each of `items`, in their order, computed by `threads` threads."""
     with ThreadPoolExecutor(threads) as pool:
         waiting: deque = deque()
         try:
@@ -204,13 +204,13 @@ def in_order(function: Callable, items: Iterable, threads: int) -> Iterator:
 def prepare(documents: Callable[[], Iterable], out: str | Path, *, vocab_size: int, source: str,
             tokenizer: Tokenizer | None = None,
             report: Callable | None = None) -> None:  # fmt: skip
-    """Prepare documents for training: the folder `out`, which `Prepared` opens.
+    """Prepare documents for training: write the folder `out`, which `Prepared` opens.
 
-    documents() gives a fresh iterator of texts (str or bytes), the same each time; it is called
-    twice, or three times if the tokenizer is to be learned. vocab_size is that of the tokenizer
-    learned from the training documents, if `tokenizer` is None. source: what prepared.json says of
-    their origin. report(stage, documents, bytes) is called after each document. UserError: a bad
-    text or setting, or a folder that holds anything but a preparation, of which nothing is touched.
+    documents() returns a fresh iterator of texts (str or bytes), the same each time; it is called
+    twice, or three times if `tokenizer` is None. Then a tokenizer with `vocab_size` ids learns
+    from the training documents. source: their origin, for prepared.json. report(stage, documents,
+    bytes) is called after each document. UserError for a bad text or setting, or if the folder
+    holds anything but a preparation; then nothing in it is changed.
     """
     with _folder(out) as out:
         texts = _Documents(documents, report)
@@ -235,10 +235,10 @@ def prepare(documents: Callable[[], Iterable], out: str | Path, *, vocab_size: i
 def prepare_text(path: str | Path, out: str | Path, *, vocab_size: int,
                  tokenizer: Tokenizer | None = None,
                  known: Scanned | None = None) -> None:  # fmt: skip
-    """Prepare one text file, as two documents: what `text.split` trains on and what it holds out.
+    """Prepare one text file as two documents, the two parts of `text.split`.
 
-    As `prepare`; the digest is the one that `text.digest` gives for the text. `known`: what
-    `scanned` has found, if it has been asked. The text is read once to learn, once to encode.
+    Like `prepare`, but with the digest of `text.digest`. known: the result of `scanned`, if there
+    is one. The text is read once to learn and once to encode.
     """
     path = Path(path)
     identity, size, line_ends = known or scanned(path)
@@ -248,7 +248,8 @@ def prepare_text(path: str | Path, out: str | Path, *, vocab_size: int,
         there = file.read(4)  # a character has four bytes at most
     cut += begins(b"".join(chunks(path, cut, cut + 4)) if line_ends else there)
     if not 0 < cut < size:
-        raise UserError(f"expected a text with two parts, but {path} has {size} bytes: use more")
+        raise UserError(f"expected a text that has two parts, but {path} has {size} bytes: use a "
+                        "longer one")  # fmt: skip
     if os.path.dirname(os.path.realpath(path)) == os.path.realpath(out):
         raise UserError(f"expected {path} to lie outside of {out}, whose files are replaced: "
                         "choose another folder")  # fmt: skip

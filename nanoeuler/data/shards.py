@@ -4,8 +4,8 @@
 # %% sec-batches-shards
 """Token shards: the tokens of a text in files that are mapped into memory, not read into it.
 
-Leaves out the text itself, which a tokenizer gives back, and compression. A shard is a safetensors
-file: `tokens` (N,) U16 or U32, and `documents` (D,) I64, where among them documents begin.
+Leaves out compression, and the text itself, which a tokenizer can restore. A shard is a safetensors
+file: `tokens` (N,) U16 or U32, and `documents` (D,) I64, the indices where documents begin.
 """
 
 import json
@@ -32,7 +32,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def write_shard(path: Path, tokens: Sequence, documents: Sequence, tokenizer: Tokenizer) -> None:
-    """Write tokens (N,) and where documents begin (D,) to the file `path`, whole or not at all."""
+    """Write tokens (N,) and the documents' first indices (D,) to the file `path`, atomically."""
     tensors = {
         "tokens": np.asarray(tokens, token_dtype(tokenizer.vocab_size)),
         "documents": np.asarray(documents, "<i8"),
@@ -45,7 +45,7 @@ _TYPES = {"U16": "<u2", "U32": "<u4", "I64": "<i8"}  # safetensors' names of the
 
 
 def _once(pairs):
-    """The dict of a JSON object; ValueError for a name that comes twice."""
+    """The dict of a JSON object; ValueError if a name comes twice."""
     names = Counter(name for name, _ in pairs)
     if len(names) < len(pairs):
         raise ValueError(f"its header has {quoted(names.most_common(1)[0][0])} twice")
@@ -53,9 +53,9 @@ def _once(pairs):
 
 
 def header_of(path: Path) -> dict:
-    """The header of a safetensors file that the library takes; ValueError: it names a thing twice.
+    """The header of a safetensors file that the library accepts; ValueError if a name comes twice.
 
-    Of two tensors with a name every reader takes another.
+    Of two tensors with one name, different readers take different ones.
     """
     with open(path, "rb") as file:
         size = int.from_bytes(file.read(8), "little")
@@ -67,7 +67,7 @@ def _header(path, tokenizer):
     kind = "U16" if token_dtype(tokenizer.vocab_size) == _TYPES["U16"] else "U32"
     expected = {"documents": ("I64", 1), "tokens": (kind, 1)}  # type, number of axes
     try:
-        with safe_open(path, framework="numpy") as file:  # sizes that do not add up are an error
+        with safe_open(path, framework="numpy") as file:  # an error if sizes don't add up
             parts = ((name, file.get_slice(name)) for name in file.keys())
             layout = {name: (part.get_dtype(), len(part.get_shape())) for name, part in parts}
             owner = (file.metadata() or {}).get("tokenizer")
@@ -98,7 +98,7 @@ def _mapped(path):
 
 
 def open_shard(path: Path, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens, documents) of the shard `path`, mapped. UserError if it is not one of `tokenizer`.
+    """(tokens, documents) of the shard `path`, mapped. UserError if `tokenizer` didn't make it.
 
     Reads the header and the documents; ids are checked when they are used.
     """
@@ -127,7 +127,7 @@ def _joined(paths, tokenizer):
 
 
 def _begin(i, counts, firsts, parts):
-    """Where document i begins, among all tokens; for the one after the last, where that ends."""
+    """The index, among all tokens, where document i begins; after the last one, where it ends."""
     if i == counts[-1]:
         return firsts[-1]
     shard = bisect_right(counts, i) - 1
@@ -135,7 +135,7 @@ def _begin(i, counts, firsts, parts):
 
 
 def _fill(row, start, firsts, parts):
-    """Fill `row` with the tokens from number `start` on, out of as many shards as it takes."""
+    """Fill `row` with the tokens from number `start` on, from as many shards as needed."""
     shard, done = bisect_right(firsts, start) - 1, 0
     while done < len(row):
         at = start + done - firsts[shard]
@@ -145,9 +145,9 @@ def _fill(row, start, firsts, parts):
 
 
 class Tokens:
-    """The tokens of some shards as one row, which stays on the disk.
+    """The tokens of some shards as one sequence, which stays on the disk.
 
-    `len` counts tokens, `n_documents` documents. A document may go on in the next shard.
+    `len` counts tokens, `n_documents` documents. A document may continue in the next shard.
     """
 
     def __init__(self, paths: Iterable[Path], tokenizer: Tokenizer) -> None:
@@ -169,7 +169,7 @@ class Tokens:
         for row, start in zip(ids, starts, strict=True):
             assert 0 <= start <= len(self) - length, (start, length, len(self))
             _fill(row, start, self._firsts, self._parts)
-        largest = ids.view(np.uint32).max(initial=0)  # of four bytes, one could look negative
+        largest = ids.view(np.uint32).max(initial=0)  # an id of four bytes could look negative
         if largest >= self.vocab_size:
             raise UserError(f"expected ids below {self.vocab_size}, but {self.paths[0].parent} "
                             f"holds {largest}: a shard is damaged; prepare it again")  # fmt: skip
@@ -184,7 +184,7 @@ class Tokens:
 
 
 def windows(tokens: Tokens | np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:
-    """Ids (n, length) int32 from each of `starts` (n,) of Tokens, or of a row of ids in memory."""
+    """Ids (n, length) int32 from each of `starts` (n,) of Tokens, or of an array of ids (N,)."""
     if isinstance(tokens, Tokens):
         return tokens.window(starts, length)
     return np.asarray(tokens)[starts[:, None] + np.arange(length)].astype(np.int32)
@@ -209,7 +209,7 @@ class ShardWriter:
         self.shards, self.documents, self.bytes = [], 0, 0
 
     def document(self, size: int, parts: Iterable) -> None:
-        """A document of `size` bytes, whose ids come in `parts`, an iterable of rows."""
+        """Add a document of `size` bytes, whose ids come in `parts`, an iterable of arrays."""
         self._documents.append(self._filled)
         self.documents, self.bytes = self.documents + 1, self.bytes + size
         for ids in parts:
@@ -228,7 +228,7 @@ class ShardWriter:
         self._filled, self._documents = 0, array("q")
 
     def close(self) -> dict:
-        """Write what is left; what prepared.json says of this side."""
+        """Write the last shard; return the entry of this side in prepared.json."""
         if self._filled:
             self._write()
         tokens = sum(shard["tokens"] for shard in self.shards)

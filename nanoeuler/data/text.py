@@ -2,9 +2,9 @@
 
 
 # %% sec-train-data
-"""One text as bytes: read in chunks, checked, named by a digest, and cut by position in two.
+"""One text as bytes: reads it in chunks, checks it, computes its digest, splits it by position.
 
-Leaves out documents (`documents`), which are not cut, and tokens.
+Leaves out documents (`documents`), which are never cut, and tokens.
 """
 
 import codecs
@@ -18,17 +18,17 @@ from typing import NamedTuple
 from nanoeuler.errors import UserError
 from nanoeuler.files import check_regular
 
-TRAIN_SHARE = 0.9  # of the bytes; the share that nanoGPT trains on, too
+TRAIN_SHARE = 0.9  # of the bytes, as in nanoGPT
 HELD_OUT_BYTES = 10_000_000  # at most: some 2.5 million tokens, whose mean loss is known to 0.1 %
 
 
 def held_out_bytes(total: int) -> int:
-    """How many of a text's `total` bytes are held out."""
+    """The number of bytes to hold out of a text of `total` bytes."""
     return min(total - int(total * TRAIN_SHARE), HELD_OUT_BYTES)
 
 
 def begins(text: bytes) -> int:
-    """Where in `text`, cut out of a longer one, the first whole UTF-8 character begins."""
+    """The index of the first complete UTF-8 character in `text`, a piece of a longer text."""
     at = 0
     while at < len(text) and text[at] & 0xC0 == 0x80:  # 10xxxxxx: inside a character
         at += 1
@@ -36,13 +36,13 @@ def begins(text: bytes) -> int:
 
 
 def split(text: bytes) -> tuple[bytes, bytes]:
-    """Cut bytes by position into (training, held-out), between two characters."""
+    """Split bytes by position into (training, held-out), between two characters."""
     cut = len(text) - held_out_bytes(len(text))
     cut += begins(text[cut:])
     return text[:cut], text[cut:]
 
 
-CHUNK = 1 << 20  # bytes of a text file that are read at a time
+CHUNK = 1 << 20  # bytes of a text file to read at a time
 
 
 def _read(path):
@@ -53,7 +53,7 @@ def _read(path):
 
 
 def unix_newlines(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield a text's `parts` with its lines ended by a line feed alone, by which each shrinks."""
+    """Yield a text's `parts` with every line end turned into a single line feed."""
     held = b""  # a carriage return, until the next part says whether a line feed comes after it
     for part in parts:
         part = held + part
@@ -64,7 +64,7 @@ def unix_newlines(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def chunks(path: str | Path, start: int = 0, stop: float = math.inf) -> Iterator[bytes]:
-    """Yield the bytes of a text file, by `unix_newlines`, from `start` to `stop` of those."""
+    """Yield bytes `start` to `stop` of a text file, counted after `unix_newlines`."""
     at = 0
     for chunk in unix_newlines(_read(path)):
         yield chunk[max(0, start - at) : int(min(len(chunk), max(0, stop - at)))]
@@ -74,8 +74,7 @@ def chunks(path: str | Path, start: int = 0, stop: float = math.inf) -> Iterator
 
 
 def split_parts(parts: Iterator[bytes], cut: int) -> tuple[Iterator[bytes], Iterator[bytes]]:
-    """A text's `parts` before byte `cut`, and those from there on, to be read one after the other.
-    """
+    """A text's `parts` before byte `cut`, and those after it; read the first before the second."""
     rest = []
 
     def before() -> Iterator[bytes]:
@@ -95,7 +94,7 @@ def split_parts(parts: Iterator[bytes], cut: int) -> tuple[Iterator[bytes], Iter
 
 
 def _checked(path):
-    """Yield the bytes of a text file in chunks; UserError for what is no readable UTF-8."""
+    """Yield the bytes of a text file in chunks; UserError if it isn't readable UTF-8."""
     decoder, before = codecs.getincrementaldecoder("utf-8")(), 0
     try:
         check_regular(path)
@@ -116,7 +115,7 @@ def _checked(path):
 
 
 def read_text(path: str | Path) -> bytes:
-    """The bytes of a UTF-8 text file, checked, by `unix_newlines`: all, so for small texts only."""
+    """All bytes of a UTF-8 text file, checked, after `unix_newlines`; only for small texts."""
     parts = list(_checked(path))
     say_line_ends(path, sum(part.count(b"\r") for part in parts))
     return b"".join(unix_newlines(parts))
@@ -128,7 +127,7 @@ def say_line_ends(path: str | Path, ends: int) -> None:
         print(f"{path}: line ends normalized: {ends:,}", file=sys.stderr)
 
 
-_DIGITS = 16  # of a digest: 64 bits, and nobody has anything to gain from two texts with the same
+_DIGITS = 16  # of a digest: 64 bits, enough because nobody gains by making two texts collide
 
 
 def digest(text: bytes) -> str:
@@ -137,15 +136,15 @@ def digest(text: bytes) -> str:
 
 
 class Scanned(NamedTuple):
-    """What a text file is, by `unix_newlines`."""
+    """Facts about a text file after `unix_newlines`."""
 
     digest: str
     size: int  # bytes
-    line_ends: int  # that were others
+    line_ends: int  # the number of carriage returns that were normalized
 
 
 def scanned(path: str | Path) -> Scanned:
-    """Read a text file once, a CHUNK in memory at a time. UserError: no readable UTF-8."""
+    """Read a text file once, a CHUNK at a time. UserError if it isn't readable UTF-8."""
     whole, size, ends = hashlib.sha256(), 0, 0
 
     def raw():

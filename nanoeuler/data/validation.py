@@ -2,9 +2,9 @@
 
 
 # %% sec-train-bits
-"""What a model is judged by: held-out windows, and the bits that it needs for a byte of them.
+"""Evaluation on held-out windows: the bits per byte that a model needs for them.
 
-Leaves out the model: `bits_per_byte` is given a function that says what the losses are.
+Leaves out the model: `bits_per_byte` takes a function that computes the losses.
 T positions (the context), K predicted tokens.
 """
 
@@ -18,11 +18,11 @@ from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
-QUICK_WINDOWS = 128  # windows in a validation along the way: 16,384 tokens at a context of 128
+QUICK_WINDOWS = 128  # windows in a validation during a run: 16,384 tokens at a context of 128
 
 
 def entropies(tokens: np.ndarray, vocab_size: int) -> dict[str, float]:
-    """Bits per token of two models that see no context: {"uniform": ..., "unigram": ...}."""
+    """Bits per token of two models without context: {"uniform": ..., "unigram": ...}."""
     counts = np.bincount(tokens)
     share = counts[counts > 0] / len(tokens)
     return {"uniform": math.log2(vocab_size), "unigram": float(-np.sum(share * np.log2(share)))}
@@ -30,12 +30,12 @@ def entropies(tokens: np.ndarray, vocab_size: int) -> dict[str, float]:
 
 def as_windows(tokens: Tokens | np.ndarray, special: Collection[int], context: int
                  ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """inputs, targets (n, T) int32 of the windows of a text; what is not judged is IGNORE."""
+    """inputs, targets (n, T) int32 of a text's windows; a target that doesn't count is IGNORE."""
     rows = -(-(len(tokens) - 1) // context)
     padded = np.full(rows * context + 1, IGNORE, np.int32)
     padded[: len(tokens)] = windows(tokens, np.zeros(1, np.int64), len(tokens))[0]
     targets = np.where(np.isin(padded, [*special]), IGNORE, padded)
-    inputs = np.maximum(padded[:-1], 0).reshape(rows, context)  # padding: any token will do
+    inputs = np.maximum(padded[:-1], 0).reshape(rows, context)  # any token will do as padding
     return inputs, targets[1:].reshape(rows, context)
 
 
@@ -54,12 +54,12 @@ def zero_padded(part: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
 
 
 def byte_count(targets: np.ndarray, tokenizer: Tokenizer) -> int:
-    """How many bytes the targets spell that are judged."""
+    """The number of bytes that the targets spell, without those that are IGNORE."""
     return len(tokenizer.decode(targets[targets != IGNORE]))
 
 
 def baselines_of(targets: np.ndarray, tokenizer: Tokenizer) -> tuple[float, dict[str, float]]:
-    """The bytes per token of the targets that are judged; their `entropies` in bits per byte."""
+    """Bytes per token of the targets that count, and their `entropies` in bits per byte."""
     counted = targets[targets != IGNORE]
     if not len(counted):
         raise UserError("expected held-out tokens to judge, got none: give a longer text")
@@ -69,11 +69,11 @@ def baselines_of(targets: np.ndarray, tokenizer: Tokenizer) -> tuple[float, dict
 
 
 class HeldOut:
-    """What a model is judged by: `inputs` (n, T) int32, `targets` (n, T) of the same windows.
+    """Windows to evaluate a model on: `inputs` (n, T) int32, `targets` (n, T) of the same windows.
 
-    first (n, T) int32: where the text of each position begins, in windows that hold several, or
-    None. A target IGNORE is not judged; only head 0 is. `tokenizer` counts the targets' bytes.
-    `bytes_per_token` and `baselines` (bits per byte) describe those that count.
+    first (n, T) int32: the first position of each position's text, in packed windows, or None.
+    Only head 0 counts, and no target IGNORE. `tokenizer` counts the targets' bytes.
+    `bytes_per_token` and `baselines` (bits per byte) describe the targets that count.
     """
 
     def __init__(self, inputs: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer,
@@ -86,7 +86,7 @@ class HeldOut:
     @classmethod
     def from_tokens(cls, tokens: Tokens | np.ndarray, tokenizer: Tokenizer, batch_size: int,
                     context: int, n_predict: int) -> "HeldOut":  # fmt: skip
-        """The windows of a text: each token but the first is predicted once, special ones never."""
+        """The windows of a text: each token after the first counts once, special tokens never."""
         inputs, targets = as_windows(tokens, tokenizer.special.values(), context)
         return cls(inputs, targets, tokenizer, batch_size, n_predict)
 
@@ -101,9 +101,9 @@ class HeldOut:
             yield zero_padded(self.inputs[part], shape), targets, *more
 
     def bits_per_byte(self, loss: Callable, quick: bool = False) -> float:
-        """Equation eq-train-bits; `loss` gives the sums (K,) in nats of what `batches` yields.
+        """Equation eq-train-bits; loss(*batch) returns sums (K,) in nats for a batch of `batches`.
 
-        `quick` judges at most QUICK_WINDOWS windows, evenly spread over the text.
+        quick: use at most QUICK_WINDOWS windows, evenly spread over the text.
         """
         rows = evenly_spaced(len(self.inputs), QUICK_WINDOWS if quick else None)
         nats = sum(float(loss(*batch)[0]) for batch in self.batches(rows))

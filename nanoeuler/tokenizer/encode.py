@@ -2,12 +2,12 @@
 
 
 # %% sec-tokenizer-numba
-"""Byte-pair encoding in numba: what training and encoding share, and encoding.
+"""Byte-pair encoding in numba: the tools that training and encoding share, and encoding.
 
 Leaves out training (learn.py) and the vocabulary's bytes and files (tokenizer.py). Symbols are
-ids. In a vocabulary of ours 0 to 255 are the bytes in GPT-2's order, 256 + m is what merge m makes;
-those of others have ids in any order. A pair (left, right) of ids is one int64 key, left << 32 |
-right; what it makes is one int64, too, rank << 32 | id, and of two pairs the lower rank goes first.
+ids. In our vocabularies 0 to 255 are the bytes in GPT-2's order, and merge m makes 256 + m; other
+vocabularies have ids in any order. A pair (left, right) of ids is one int64 key, left << 32 |
+right. Its value is one int64 too, rank << 32 | id of the result; the lowest rank is merged first.
 """
 
 from typing import NamedTuple
@@ -28,12 +28,12 @@ BYTE_FROM_ID = np.array([*VISIBLE_BYTES, *sorted(set(range(256)) - set(VISIBLE_B
 ID_FROM_BYTE = np.argsort(BYTE_FROM_ID).astype(np.int32)  # and the id of each byte
 
 SPREAD = 5700357409661599241  # an odd number near 2**63 / golden ratio: it spreads a key's bits
-FREE = -1  # what an empty slot of a hash table holds, and an empty row of symbols
+FREE = -1  # the value of an empty slot of a hash table, and of an empty row of symbols
 
 
 @njit(cache=True, nogil=True)
 def first_slot(key: int, slots: int) -> int:
-    """Where the search for `key` (int64) begins in a table of `slots`, a power of two."""
+    """The slot where the search for `key` (int64) begins in a table of `slots`, a power of two."""
     h = key * SPREAD
     return (h ^ h >> 32) & (slots - 1)
 
@@ -48,7 +48,7 @@ def free_slots(slots: int) -> np.ndarray:
 
 
 def padded(text: bytes) -> np.ndarray:
-    """`text` (bytes) as a uint8 array whose memory goes on for 8 bytes after its end."""
+    """`text` (bytes) as a uint8 array, with 8 more bytes of memory after its end."""
     return np.frombuffer(text + bytes(8), np.uint8)[: len(text)]
 
 
@@ -65,7 +65,7 @@ def _load(typing, text, at):
 
 @njit(cache=True, nogil=True, inline="always")
 def eight_bytes(text: np.ndarray, at: int, end: int) -> int:
-    """The bytes of text[at:end], the first eight of them, as one int64 with zeros for the rest."""
+    """At most the first eight bytes of text[at:end], as one int64 with zeros for the rest."""
     ones = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(max(64 - 8 * (end - at), 0))
     return _load(text, at) & np.int64(ones)
 
@@ -94,7 +94,7 @@ def same_bytes(left: np.ndarray, a: int, right: np.ndarray, b: int, length: int)
 
 @njit(cache=True, nogil=True)
 def push(heap: np.ndarray, size: int, first: int, second: int) -> int:
-    """Add (first, second) to `heap` (2, capacity), of `size` entries; return the new size."""
+    """Add (first, second) to `heap`, (2, capacity) with `size` entries; return the new size."""
     i = size
     while i > 0:
         above = (i - 1) >> 1
@@ -128,13 +128,13 @@ def pop(heap: np.ndarray, size: int) -> int:
 
 
 # %% sec-tokenizer-words-encoded
-NEVER = 1 << 62  # what a pair that no merge knows makes: its rank is above every other
+NEVER = 1 << 62  # the value of a pair that no merge knows; its rank is above every other
 ID = 0xFFFFFFFF  # the bits of a value that are the id; above them is the rank
 
 
 @njit(cache=True, nogil=True)
 def _filled(merges, made):
-    """From the key of each pair of `merges` (M, 2) to its value, `made` (M,): int64 (slots, 2)."""
+    """A hash table, int64 (slots, 2), from each pair of `merges` (M, 2) to its value in `made`."""
     slots = 1024
     while slots < 4 * merges.shape[0]:
         slots *= 2
@@ -151,9 +151,9 @@ def _filled(merges, made):
 def merge_table(
     merges: np.ndarray, made: np.ndarray | None = None, ranks: np.ndarray | None = None
 ) -> np.ndarray:
-    """From the key of each pair of `merges`, int32 (M, 2), to what it makes: int64 (slots, 2).
+    """A hash table, int64 (slots, 2), from each pair of `merges`, int32 (M, 2), to its value.
 
-    made, ranks: int (M,), the id and the rank of each merge; without them 256 + m and m.
+    made, ranks: int (M,), the id that each merge makes and its rank; by default 256 + m and m.
     """
     rank = np.arange(len(merges)) if ranks is None else np.asarray(ranks, np.int64)
     new = rank + 256 if made is None else np.asarray(made, np.int64)
@@ -174,7 +174,7 @@ def _made_of(a, b, table):
 
 @njit(cache=True, nogil=True)
 def _merge_short(ids, n, table, made):
-    """Merge ids[:n] in place, n * n steps; return how many are left. `made` (n,) is scratch."""
+    """Merge ids[:n] in place in n * n steps; return how many are left. `made` (n,) is scratch."""
     for i in range(n - 1):
         made[i] = _made_of(ids[i], ids[i + 1], table)
     while n > 1:
@@ -198,7 +198,7 @@ def _merge_short(ids, n, table, made):
 
 @njit(cache=True, nogil=True)
 def _merge_long(ids, n, table):
-    """What `_merge_short` does, in n log n steps."""
+    """Does the same as `_merge_short`, in n log n steps."""
     left, right = np.arange(-1, n - 1), np.arange(1, n + 1)
     heap, waiting = np.empty((2, 3 * n), np.int64), 0
     for i in range(n - 1):
@@ -235,7 +235,7 @@ def _merge_long(ids, n, table):
 
 @njit(cache=True, nogil=True)
 def whole_table(store: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Tokens by their bytes, (start, length, id) a row: int64 (slots, 3).
+    """A hash table of tokens by their bytes, with rows (start, length, id): int64 (slots, 3).
 
     store: their bytes, `padded`, one after the other; id i is store[starts[i] : starts[i + 1]].
     """
@@ -266,11 +266,11 @@ def _whole_word(text, at, length, whole, store):
 
 @njit(cache=True, nogil=True)
 def _spell(ids, n, least, spelled):
-    """Put what symbols from `least` on stand for in their place in ids[:n]; return the number."""
+    """Replace symbols from `least` on in ids[:n] by the ids that spell them; return the number."""
     size = 0
     for i in range(n):
         size += 1 if ids[i] < least else spelled[ids[i] - least, 0]
-    if size < n:  # some stand for nothing, and none for more than one
+    if size < n:  # some become no id, and none becomes more than one
         kept = 0
         for i in range(n):
             symbol = ids[i]
@@ -291,18 +291,18 @@ def _spell(ids, n, least, spelled):
     return size
 
 
-LONG_WORD = 48  # bytes; near where n * n steps of `_merge_short` and the heap cost the same
-REMEMBERED = 1 << 16  # slots for words, 2.6 MB in all: near what a second-level cache holds
-TRIES = 8  # slots that are looked at before a word counts as not remembered
+LONG_WORD = 48  # bytes; near the length where `_merge_short` and `_merge_long` take the same time
+REMEMBERED = 1 << 16  # slots for words, 2.6 MB in all: about the size of a second-level cache
+TRIES = 8  # slots to look at before we count a word as not remembered
 
 
 class Rules(NamedTuple):
-    """What else differs between vocabularies. The last three have no rows where they say nothing.
+    """The other differences between vocabularies. A table without rows isn't used.
 
-    byte_ids int32 (256,): the symbol that each byte begins as, -1 for none. classes, scanner: what
-    `next_end` takes. whole int64 (slots, 3): tokens that are a whole word, as (start, length, id)
-    with their bytes in `store`, padded uint8. spelled int32 (S, 5): what symbol `least` + s, which
-    is no token, stands for: a count and up to four ids.
+    byte_ids int32 (256,): the first symbol of each byte, -1 for none. classes, scanner: arguments
+    of `next_end`. whole int64 (slots, 3): tokens that are a whole word, as (start, length, id)
+    with their bytes in `store`, padded uint8. spelled int32 (S, 5): the ids that replace symbol
+    `least` + s, which isn't a token: a count and up to four ids.
     """
 
     byte_ids: np.ndarray = ID_FROM_BYTE
@@ -342,7 +342,7 @@ def _encode(text, table, rules):
     slots = 256
     while slots < text.size and slots < REMEMBERED:
         slots *= 2
-    # rows: first eight bytes, length, start; its id if it has only one, else their place; number
+    # a row: first eight bytes, length, start; its only id, or the place of its ids; their number
     memory = free_slots(5 * slots).reshape(slots, 5)
     at, n, classes, scanner = 0, 0, rules.classes, rules.scanner
     while at < text.size:
@@ -377,6 +377,6 @@ OURS = Rules()  # GPT-2's words, and the bytes in its order
 
 
 def encode_words(text: bytes, table: np.ndarray, rules: Rules = OURS) -> np.ndarray:
-    """The ids, int32 (n,), of the words of `text` (bytes). `table` is what `merge_table` makes."""
+    """The ids, int32 (n,), of the words of `text` (bytes), with a `table` made by `merge_table`."""
     ids = _encode(padded(text), table, rules)
     return ids.copy()  # because `ids` keeps 4 bytes for each byte of the text

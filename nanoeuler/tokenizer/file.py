@@ -2,9 +2,9 @@
 
 
 # %% sec-tokenizer-file
-"""The file of a tokenizer, in the form of Hugging Face's tokenizer.json: written, and read warily.
+"""Writes a tokenizer's file, in the format of Hugging Face's tokenizer.json, and reads it warily.
 
-Leaves out the tokenizer that is made of what is read.
+Leaves out the tokenizer that is made from the file.
 """
 
 import json
@@ -16,12 +16,12 @@ from nanoeuler.errors import UserError
 from nanoeuler.files import check_regular
 from nanoeuler.tokenizer.encode import BYTE_FROM_ID, VISIBLE_BYTES
 
-MAX_FILE = 1 << 28  # bytes of a tokenizer.json: several times what the largest vocabulary needs
+MAX_FILE = 1 << 28  # bytes of a tokenizer.json: several times the largest vocabulary's
 
 # GPT-2's visible character for each byte, in the order of the ids.
 VISIBLE = [*map(chr, VISIBLE_BYTES), *map(chr, range(256, 256 + 256 - len(VISIBLE_BYTES)))]
 _ID_FROM_VISIBLE = {character: i for i, character in enumerate(VISIBLE)}
-# For `str.translate`: from a visible character to the byte; what is none becomes no byte.
+# For `str.translate`: from a visible character to its byte; other characters become no byte.
 _BYTE_OF = dict.fromkeys(range(256), "\uffff") | {
     ord(character): chr(byte) for byte, character in zip(BYTE_FROM_ID, VISIBLE, strict=True)}
 
@@ -63,13 +63,13 @@ def tokenizer_json(merges: Iterable[Sequence[int]], special: dict[str, int]) -> 
 def merges_from_names(
     names: Iterable[tuple[str, str]], source: str | Path
 ) -> list[tuple[int, int]]:
-    """Merges [(id, id)] from pairs of visible names; `source` is what an error calls the file."""
+    """Merges [(id, id)] from pairs of visible names; `source` names the file in errors."""
     ids, merges = dict(_ID_FROM_VISIBLE), list[tuple[int, int]]()
     for m, (left, right) in enumerate(names):
         if left not in ids or right not in ids or left + right in ids:
             raise UserError(
                 f"{source}: merge {m} joins {left!r:.40} and {right!r:.40}; expected two that "
-                "exist by then and make a new one: the file is damaged or not made by training"
+                "exist by then and make a new one: the file is damaged or wasn't made by training"
             )
         merges.append((ids[left], ids[right]))
         ids[left + right] = len(ids)
@@ -77,7 +77,7 @@ def merges_from_names(
 
 
 def spelt_bytes(name: str) -> bytes | None:
-    """The bytes that a token of this name would have in a tokenizer.json; None for no such name."""
+    """The bytes of a token with this name in a tokenizer.json; None if no token has such a name."""
     try:
         return name.translate(_BYTE_OF).encode("latin-1")
     except UnicodeEncodeError:
@@ -85,9 +85,9 @@ def spelt_bytes(name: str) -> bytes | None:
 
 
 def read_file(path: str | Path) -> bytes:
-    """The bytes of a tokenizer's file; UserError where it cannot be read or is too long for one."""
+    """The bytes of a tokenizer's file; UserError if it can't be read or is longer than MAX_FILE."""
     try:
-        check_regular(path)  # or we might wait for a pipe for ever
+        check_regular(path)  # or we might wait for a pipe forever
         with open(path, "rb") as file:
             text = file.read(MAX_FILE + 1)
     except OSError as error:
@@ -95,12 +95,12 @@ def read_file(path: str | Path) -> bytes:
     except ValueError as error:  # a zero byte in the path
         raise UserError(f"cannot read {path!r}: {error}") from None
     if len(text) > MAX_FILE:
-        raise UserError(f"{path}: expected at most {MAX_FILE} bytes: it is no tokenizer.json")
+        raise UserError(f"{path}: expected at most {MAX_FILE} bytes: this isn't a tokenizer.json")
     return text
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, none of whose keys comes twice."""
+    """A JSON object; ValueError if a key comes twice."""
     made = dict(pairs)
     if len(made) < len(pairs):
         raise ValueError("a key comes twice")
@@ -108,7 +108,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parsed_json(text: bytes, source: str | Path) -> dict[str, Any]:
-    """The JSON object in the bytes of a tokenizer.json; UserError if it holds no such thing."""
+    """The JSON object in the bytes of a tokenizer.json; UserError if there is none."""
     try:
         content = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError):
@@ -121,7 +121,7 @@ def parsed_json(text: bytes, source: str | Path) -> dict[str, Any]:
 
 
 def our_parts(content: dict[str, Any]) -> tuple[list[tuple[int, int]], tuple[str, ...]] | None:
-    """Merges and names of the special tokens of a tokenizer.json of our kind; None for others."""
+    """Merges and names of the special tokens of a tokenizer.json of our kind, or else None."""
     try:
         model, words = content["model"], content["pre_tokenizer"]
         pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]

@@ -2,9 +2,9 @@
 
 
 # %% sec-tokenizer-others
-"""Hugging Face's tokenizer.json, of byte-level BPE and of SentencePiece's kind: read and written.
+"""Reads and writes Hugging Face's tokenizer.json, of byte-level BPE and of SentencePiece's kind.
 
-Leaves out files of ours, which file.py knows, and the tokenizer that is made of what is read.
+Leaves out our own files, which file.py knows, and the tokenizer that is made from the file.
 """
 
 import json
@@ -34,9 +34,9 @@ _SPACED = [  # a space before a text, and SentencePiece's sign for spaces
 
 
 def vocabulary_of(content: dict[str, Any], source: str) -> Vocabulary:
-    """The vocabulary in a parsed tokenizer.json; `source` is what an error calls the file.
+    """The vocabulary in a parsed tokenizer.json; `source` names the file in errors.
 
-    UserError that names the part, if it is of another kind than we have code for, or damaged.
+    UserError that names the part, if we have no code for its kind or it is damaged.
     """
     try:
         model = content["model"]
@@ -75,7 +75,7 @@ def _is_utf8(name: str) -> bool:
 
 
 def _checked_ids(names: Any, added: tuple[Added, ...], source: str) -> dict[str, int]:
-    """The id of each name of the vocabulary that is no added token: every id for one name."""
+    """Name -> id of the vocabulary without added tokens; UserError if an id has two names."""
     owner: dict[int, str] = {}
     pairs = [*names.items()] if isinstance(names, dict) else [("", None)]
     for name, i in [*pairs, *((token.content, token.id) for token in added)]:
@@ -287,7 +287,7 @@ def _ends(content: dict[str, Any], source: str) -> tuple[tuple[int, ...], tuple[
 
 
 def _finished(vocabulary: Vocabulary, content: dict[str, Any], source: str) -> Vocabulary:
-    """The vocabulary with what stands around a text, and with what only we write into a file."""
+    """The vocabulary with the tokens around a text, and with what only we write into a file."""
     begin, end = _ends(content, source)
     vocabulary = replace(vocabulary, begin=begin, end=end)
     extra = content["model"].get("nanoeuler") or {}
@@ -313,7 +313,7 @@ def _finished(vocabulary: Vocabulary, content: dict[str, Any], source: str) -> V
 
 
 def names_of(vocabulary: Vocabulary) -> dict[str, int]:
-    """The names by which files call the tokens, each with its id; ids of nothing are left out."""
+    """Name in a file -> id, for each token; unused ids are left out."""
     if vocabulary.characters:
         of_byte = {int(i): f"<0x{byte:02X}>" for byte, i in enumerate(vocabulary.byte_ids)}
         spelt = [token.decode("utf-8", "replace").replace(" ", "▁") for token in vocabulary.tokens]
@@ -327,10 +327,10 @@ def names_of(vocabulary: Vocabulary) -> dict[str, int]:
 
 
 def json_of(vocabulary: Vocabulary, extras: bool = True) -> str:
-    """The text of a tokenizer.json that says all of a vocabulary.
+    """The text of a tokenizer.json that describes a vocabulary completely.
 
-    extras: with what Hugging Face's form has no place for, in a part of the model that its reader
-    passes over.
+    extras: include whatever Hugging Face's format has no place for, in a part of the model that
+    its reader ignores.
     """
     names = names_of(vocabulary)
     spelt = [""] * len(vocabulary.tokens)
@@ -361,7 +361,7 @@ def json_of(vocabulary: Vocabulary, extras: bool = True) -> str:
 
 
 def _extras(vocabulary: Vocabulary, order: np.ndarray) -> dict[str, Any]:
-    """What a tokenizer.json has no place for."""
+    """The parts of a vocabulary that a tokenizer.json has no place for."""
     found: dict[str, Any] = {}
     ranks = vocabulary.ranks[order]
     if not np.array_equal(ranks, np.arange(len(ranks))):
@@ -406,7 +406,7 @@ def _steps(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def _around(vocabulary: Vocabulary, spelt: list[str]) -> dict[str, Any] | None:
-    """The post-processor: what stands before and after a text."""
+    """The post-processor: the tokens before and after a text."""
     if not vocabulary.begin and not vocabulary.end:
         return None
     ids = {spelt[i]: i for i in (*vocabulary.begin, *vocabulary.end)}

@@ -2,10 +2,10 @@
 
 
 # %% sec-tokenizer-learn
-"""Training byte-pair encoding: from texts to merges, touching only what each merge changes.
+"""Training byte-pair encoding: from texts to merges, updating only what each merge changes.
 
-Leaves out the choice of vocabulary size and most errors for people (tokenizer.py). Merges are those
-of Hugging Face's tokenizers: most frequent pair first, of equals the smaller pair of ids.
+Leaves out the choice of vocabulary size and most errors for people (tokenizer.py). The merges are
+those of Hugging Face's tokenizers: the most frequent pair first, ties to the smaller pair of ids.
 """
 
 from collections.abc import Callable, Iterable
@@ -37,7 +37,7 @@ PAIRS, PLACES, NOTES, WAITING, MADE = 0, 1, 2, 3, 4  # sizes: WAITING in the hea
 
 @njit(cache=True, nogil=True)
 def _count(text, at, classes, table, words, store, used):
-    """Count the words of `text` (padded) from `at` until `words` is full; where that happened.
+    """Count the words of `text` (padded) from `at` until `words` is full; return where it stopped.
 
     used = (words, bytes of the store), brought up to date.
     """
@@ -93,7 +93,7 @@ def _grown(array, rows):
 def count_words(texts: Iterable[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """The distinct words of `texts` (bytes) in order of appearance.
 
-    Returns words int64 (n, 4), whose columns are EIGHT, START, LENGTH, TIMES, and the store, uint8.
+    Returns words int64 (n, 4), with columns EIGHT, START, LENGTH, TIMES, and the store, uint8.
     """
     table, words = free_slots(1 << 12), np.empty((1 << 11, 4), np.int64)
     store, used = np.empty(0, np.uint8), np.zeros(2, np.int64)
@@ -138,7 +138,7 @@ def _new_pair(key, table, pairs, sizes):
 
 @njit(cache=True, nogil=True, inline="always")
 def _note(row, at, weight, pairs, notes, sizes):
-    """Note that pair `row` now stands at row `at` of `symbols`, in a word of that weight."""
+    """Note that pair `row` is now at row `at` of `symbols`, in a word of that weight."""
     pairs[row, COUNT] += weight
     pairs[row, MANY] += 1
     note = sizes[NOTES]
@@ -148,11 +148,11 @@ def _note(row, at, weight, pairs, notes, sizes):
 
 @njit(cache=True, nogil=True)
 def _settle(since, pairs, places, notes, heap, sizes):
-    """Lay the noted places of the pairs from row `since` on side by side, and queue the pairs."""
+    """Sort the noted places by pair, for the pairs from row `since` on, and queue the pairs."""
     for row in range(since, sizes[PAIRS]):
         pairs[row, FIRST], sizes[PLACES] = sizes[PLACES], sizes[PLACES] + pairs[row, MANY]
-        pairs[row, MANY] = 0  # counted again as the notes are gone through
-        if pairs[row, COUNT] > 0:  # in a run such as a a a a some are born and lost at once
+        pairs[row, MANY] = 0  # counted again in the loop over the notes
+        if pairs[row, COUNT] > 0:  # in a run such as a a a a some appear and disappear at once
             sizes[WAITING] = push(heap, sizes[WAITING], -pairs[row, COUNT], pairs[row, KEY])
     for note in range(sizes[NOTES]):
         row = notes[note, 0]
@@ -186,14 +186,14 @@ def _most_frequent(table, pairs, heap, sizes):
         row = table[_find(key, table, pairs)]
         if pairs[row, COUNT] == count:
             return row
-        if pairs[row, COUNT] > 0:  # the entry overstates: back with the true count
+        if pairs[row, COUNT] > 0:  # the entry is out of date: put it back with the true count
             sizes[WAITING] = push(heap, sizes[WAITING], -pairs[row, COUNT], key)
     return FREE
 
 
 @njit(cache=True, nogil=True)
 def _merge_everywhere(best, new, symbols, times, table, pairs, places, notes, born, spans, sizes):
-    """Merge the pair of row `best` into `new` wherever it still stands; return the table.
+    """Merge the pair of row `best` into `new` wherever it still occurs; return the table.
 
     From left to right: x a b y becomes x new y. Equation eq-tokenizer-update.
     """
@@ -223,7 +223,7 @@ def _merge_everywhere(best, new, symbols, times, table, pairs, places, notes, bo
 
 @njit(cache=True, nogil=True)
 def _take_off(a, b, new, since, table, pairs, born, sizes):
-    """What (x, new) has gained (x, a) has lost, and what (new, y) has gained (b, y) has lost."""
+    """Subtract the count of each new pair: (x, new) from (x, a), and (new, y) from (b, y)."""
     for row in range(since, sizes[PAIRS]):
         x, y = pairs[row, KEY] >> 32, pairs[row, KEY] & 0xFFFFFFFF
         if y == new:
@@ -237,7 +237,7 @@ def _take_off(a, b, new, since, table, pairs, born, sizes):
 def _learn(symbols, times, table, pairs, places, notes, heap, born, spans, sizes, merges, until):
     """Go on until `until` merges are made or no pair is left; return the table.
 
-    spans: the bytes of each id.
+    spans: the number of bytes of each id.
     """
     while sizes[MADE] < until:
         best = _most_frequent(table, pairs, heap, sizes)
@@ -256,7 +256,7 @@ def _learn(symbols, times, table, pairs, places, notes, heap, born, spans, sizes
     return table
 
 
-MOST_BYTES = (2**31 - 1) // 3  # of the distinct words: so that numbers of places fit an int32
+MOST_BYTES = (2**31 - 1) // 3  # of the distinct words, so that indices of places fit an int32
 TELL_EVERY = 100  # merges between two calls of `progress`
 
 
@@ -285,7 +285,7 @@ def learn_merges(
 ) -> np.ndarray:
     """The first `wanted` merges of `texts`, int32 (M, 2); M < wanted if pairs run out.
 
-    texts: bytes objects, each cut into words by itself. progress(M) is called now and then.
+    texts: bytes objects, each split into words by itself. progress(M) is called now and then.
     """
     words, store = count_words(texts)
     symbols, times = _laid_out(words, store), words[:, TIMES].copy()

@@ -2,11 +2,11 @@
 
 
 # %% sec-tokenizer-unicode
-"""GPT-2's pretokenizer: where a text is cut into the words that byte-pair encoding stays within.
+"""GPT-2's pretokenizer: splits a text into words, within which byte-pair encoding merges.
 
-Leaves out every other pattern. Unicode 18.0.0, frozen here: the same text is cut the same way
-whatever Python it runs on. `text` is a uint8 array of UTF-8; bytes that are not valid UTF-8 count
-as punctuation, so that every sequence of bytes can be cut.
+Leaves out every other pattern. Unicode 18.0.0 is frozen here, so a text is split in the same way by
+every version of Python. `text` is a uint8 array of UTF-8. Bytes that aren't valid UTF-8 count as
+punctuation, so that every sequence of bytes can be split.
 """
 
 import re
@@ -17,7 +17,7 @@ import numpy as np
 from nanoeuler.errors import UserError
 from nanoeuler.jit import njit
 
-# The classes that the pattern tells apart; indices into ".LNS".
+# The character classes of the pattern; indices into ".LNS".
 OTHER, LETTER, NUMBER, SPACE = 0, 1, 2, 3
 
 
@@ -79,7 +79,7 @@ def _expanded(runs):
     return np.repeat(kinds, [int(length or 1) for _, length in pairs])
 
 
-# One byte for each code point: 1.1 MB, of which a text in one alphabet touches a few kilobytes.
+# One byte for each code point is 1.1 MB, of which a text in one alphabet reads a few kilobytes.
 CHARACTER_CLASSES = _expanded(_RUNS)
 assert CHARACTER_CLASSES.size == 0x110000
 
@@ -139,7 +139,7 @@ def _word_ends(text, classes):
 
 
 def split(text: bytes) -> list[bytes]:
-    """Cut `text` (bytes) into words: a list of bytes whose concatenation is `text`."""
+    """Split `text` (bytes) into words: a list of bytes whose concatenation is `text`."""
     ends = _word_ends(np.frombuffer(text, np.uint8), CHARACTER_CLASSES).tolist()
     return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
@@ -183,7 +183,7 @@ def class_before(text: np.ndarray, at: int, classes: np.ndarray) -> int:
 
 @njit(cache=True, nogil=True)
 def last_cut(text: np.ndarray, classes: np.ndarray) -> int:
-    """The last place where `text` can be cut, whatever comes before and after; or 0 for none.
+    """The last place where `text` can be cut, whatever comes before and after, or 0 for none.
 
     `text` must not begin inside a character.
     """
@@ -203,11 +203,11 @@ MAX_WORD = 1 << 24  # bytes; merging so long a word takes up to 1 GB, and no lan
 def whole_words(
     chunks: Iterable[bytes], cut_of: Callable[[bytes], int] | None = None
 ) -> Iterator[bytes]:
-    """Regroup the `chunks` (bytes) of a text into pieces (bytes) that can be cut into words apart.
+    """Regroup the `chunks` (bytes) of a text into pieces (bytes) that end where words end.
 
-    cut_of: what finds the last cut of a piece, for words that are not GPT-2's. Holds no more than a
-    chunk and twice a word. A word of over MAX_WORD bytes is a UserError, if it has not ended by the
-    time it is looked at again.
+    cut_of: finds the last cut of a piece, for words that aren't GPT-2's. Holds at most a chunk and
+    twice a word. UserError for a word of more than MAX_WORD bytes that hasn't ended when it is
+    searched again.
     """
     held, size, look_again = [], 0, 0
     for chunk in chunks:

@@ -2,10 +2,11 @@
 
 
 # %% sec-tokenizer-others
-"""Where other people's pre-tokenizers cut a text into words: Llama 3, Qwen, SmolLM2, SentencePiece.
+"""Other people's pre-tokenizers, which split a text into words: Llama 3, Qwen, SmolLM2 and
+SentencePiece.
 
 Leaves out GPT-2's (pretokenizer.py). A scanner has a number, so that the compiled encoder can take
-it as an argument. `text` is a uint8 array of UTF-8; bytes that are not valid count as punctuation.
+it as an argument. `text` is a uint8 array of UTF-8; bytes that aren't valid count as punctuation.
 """
 
 import numpy as np
@@ -22,9 +23,9 @@ from nanoeuler.tokenizer.pretokenizer import (
     word_end,
 )
 
-# Scanners by the name that a file of ours gives them; a scanner's number is its place here.
+# The scanners' names in our files; a scanner's number is its place in this list.
 SCANNERS = ("gpt2", "digits", "llama3", "qwen2", "spans")
-GPT2, DIGITS, LLAMA3, QWEN2, SPANS = range(5)  # their places
+GPT2, DIGITS, LLAMA3, QWEN2, SPANS = range(5)  # their numbers
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -50,7 +51,7 @@ def _contraction(text, start):
         d = text[start + 2] | 32
         if (c == 108 and d == 108) or ((c == 114 or c == 118) and d == 101):
             return start + 3
-        # the long s, U+017F, is an s to whoever ignores case
+        # the long s, U+017F, is an s if case is ignored
         if text[start + 1] == 0xC5 and text[start + 2] == 0xBF:
             return start + 3
     return 0
@@ -89,7 +90,7 @@ def _llama_end(text, start, classes, most):
 
 @njit(cache=True, nogil=True)
 def _white(text, start, classes):
-    """The end of the white space at `start`: behind its last line end, or before its last one."""
+    """The end of the white space at `start`: after its last line end, or before its last one."""
     end, last, lines = start, start, 0
     while end < text.size:
         kind, length = character(text, end, classes)
@@ -138,7 +139,7 @@ def _span_end(text, start, joins):
 
 @njit(cache=True, nogil=True)
 def _other_end(text, start, classes, scanner):
-    """What `next_end` gives for a scanner that is not GPT-2's."""
+    """`next_end` for a scanner that isn't GPT-2's."""
     if scanner == LLAMA3:
         return _llama_end(text, start, classes, 3)
     if scanner == QWEN2:
@@ -152,7 +153,7 @@ def _other_end(text, start, classes, scanner):
 def next_end(text: np.ndarray, start: int, classes: np.ndarray, scanner: int) -> int:
     """The index just past the word at `start`, 0 <= start < text.size, by the scanner's number.
 
-    classes: a class for each code point; of SPANS, the table of `_span_end`.
+    classes: a class for each code point; for SPANS, the table of `_span_end`.
     """
     if scanner == GPT2:
         return word_end(text, start, classes)
@@ -172,9 +173,9 @@ def _ends(text, classes, scanner):
 
 
 def words_of(text: bytes, scanner: str, joins: np.ndarray | None = None) -> list[bytes]:
-    """Cut `text` into the words of a scanner of SCANNERS: a list of bytes that joined are `text`.
+    """Split `text` into the words of a scanner of SCANNERS: a list of bytes that join to `text`.
 
-    joins: uint8 (65536,), which "spans" alone needs.
+    joins: uint8 (65536,), which only "spans" needs.
     """
     table = CHARACTER_CLASSES if joins is None else joins
     ends = _ends(np.frombuffer(text, np.uint8), table, SCANNERS.index(scanner)).tolist()
@@ -197,7 +198,7 @@ def _may_cut(before, after, x, y, scanner):
 
 @njit(cache=True, nogil=True)
 def _last_cut(text, classes, scanner, composing):
-    """What `last_cut` is for GPT-2's words, for those of any scanner."""
+    """`last_cut` for the words of any scanner."""
     for at in range(text.size - 4, 0, -1):
         x, y = np.int64(text[at - 1]), np.int64(text[at])
         if scanner == SPANS:
@@ -216,8 +217,8 @@ def _last_cut(text, classes, scanner, composing):
 def last_cut_of(
     text: np.ndarray, classes: np.ndarray, scanner: int, composing: bool = False
 ) -> int:
-    """The last place where `text` (uint8) may be cut, whatever is before and after; or 0.
+    """The last place where `text` (uint8) may be cut, whatever comes before and after, or 0.
 
-    composing: only before an ASCII character, with which nothing before it can be composed.
+    composing: cut only before an ASCII character, which Unicode never composes with its left.
     """
     return _last_cut(text, classes, scanner, composing)

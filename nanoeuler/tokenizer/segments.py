@@ -2,7 +2,7 @@
 
 
 # %% sec-tokenizer-others
-"""What happens to a text before it is cut into words: added tokens, NFC, a space before it.
+"""Prepares a text before it is split into words: added tokens, NFC, a space before it.
 
 Leaves out merging (encode.py).
 """
@@ -25,7 +25,7 @@ _WHITE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
 
 
 def composed(text: bytes) -> bytes:
-    """`text` in Unicode's normal form C; bytes that are no UTF-8 stay."""
+    """`text` in Unicode's normal form C; bytes that aren't valid UTF-8 stay."""
     if text.isascii():
         return text
     characters = text.decode("utf-8", "surrogateescape")
@@ -33,11 +33,11 @@ def composed(text: bytes) -> bytes:
 
 
 class Segments:
-    """Cuts texts at added tokens, and changes what lies between them as a vocabulary wants.
+    """Splits texts at added tokens, and changes the segments between them by a vocabulary's rules.
 
-    A space comes before a text and before what follows a special token ("text", SentencePiece),
-    before each segment ("segment"), or if there is none yet before the first segment alone
-    ("first") or each ("always").
+    `prefix` decides where a space goes: before a text and after a special token ("text", as in
+    SentencePiece), before each segment ("segment"), or, unless there is one already, before the
+    first segment ("first") or each segment ("always").
     """
 
     def __init__(self, vocabulary: Vocabulary, rules: Rules):
@@ -71,7 +71,7 @@ class Segments:
 
         special: whether names of special tokens count. begins: whether a text begins here.
         """
-        first, after = True, begins  # after: whether "text" wants a space here
+        first, after = True, begins  # after: whether "text" puts a space here
         for part in self._raw.cut(text, special):
             if isinstance(part, Added):
                 if after and first and not part.special and self._vocabulary.prefix == "text":
@@ -101,7 +101,7 @@ class Segments:
         return prefix == "always" and (begins or not first) and not has
 
     def fused(self, ids: np.ndarray) -> np.ndarray:
-        """`ids` with one unknown token for several in a row, if the vocabulary wants that."""
+        """`ids` with one unknown token in place of several in a row, if the vocabulary says so."""
         unknown = self._vocabulary.unknown
         if not self._whole or unknown is None or not self._vocabulary.fuse_unknown:
             return ids
@@ -115,7 +115,7 @@ class Segments:
         return whole_words(chunks, self._cut)
 
     def _cut(self, text: bytes) -> int:
-        """The last place where `text` can be cut, whatever is before and after; or 0 for none."""
+        """The last place where `text` can be cut, whatever is before and after, or 0 for none."""
         if self._whole:
             return 0
         room, array = max(map(len, self._loose), default=0), np.frombuffer(text, np.uint8)
@@ -126,7 +126,7 @@ class Segments:
         return at
 
     def _free(self, text: bytes, at: int) -> bool:
-        """Whether nothing that is looked for crosses a cut, or becomes a space beside it."""
+        """Whether no name crosses a cut, and no sign for a space is next to it."""
         if self._vocabulary.characters and BLANK in (text[at - 3 : at], text[at : at + 3]):
             return False
         return not any(
@@ -136,7 +136,7 @@ class Segments:
 
 # %% sec-tokenizer-others
 class _Names:
-    """Finds names in a text: from the left, of several at one place the longest."""
+    """Finds names in a text, from the left, and the longest if several begin at one place."""
 
     def __init__(self, names: dict[bytes, Added]):
         self._names = names
@@ -145,7 +145,7 @@ class _Names:
         self._loose = [name for name, token in names.items() if not token.special]
 
     def cut(self, text: bytes, special: bool) -> Iterator[bytes | Added]:
-        """The texts between the names and what the names stand for, in turn."""
+        """The texts between the names and the tokens of the names, in order."""
         start, wanted = 0, self._names if special else self._loose
         if self._search and any(name in text for name in wanted):
             for found in self._search.finditer(text):

@@ -2,7 +2,7 @@
 
 
 # %% sec-tokenizer-gpt2
-"""GPT-2's vocabulary, from its file of ranks. Leaves out all other vocabularies of that form."""
+"""GPT-2's vocabulary, from its file of ranks. Leaves out all other vocabularies in that format."""
 
 import base64
 import hashlib
@@ -19,7 +19,7 @@ def is_gpt2(ranks: bytes) -> bool:
 
 
 def merges_from_ranks(ranks: bytes) -> list[tuple[int, int]]:
-    """The merges [(id, id)] behind a file of ranks that BPE made: a line for each id from 0 up.
+    """Recover the merges [(id, id)] from a file of ranks, which has a line for each id from 0 up.
 
     The first 256 are the bytes in GPT-2's order. A token of n bytes takes n * n steps.
     """
@@ -29,7 +29,7 @@ def merges_from_ranks(ranks: bytes) -> list[tuple[int, int]]:
         parts = [token[k : k + 1] for k in range(len(token))]
         while len(parts) > 2:
             made = [rank.get(a + b, i) for a, b in pairwise(parts)]
-            at = made.index(min(made))  # a later token makes no part of this one: i is never least
+            at = made.index(min(made))  # earlier tokens make up this one, so i is never the least
             parts[at : at + 2] = [parts[at] + parts[at + 1]]
         merges.append((rank[parts[0]], rank[parts[1]]))
     return merges

@@ -4,9 +4,9 @@
 # %% sec-tokenizer-class
 """The tokenizer: text to ids and back by byte-pair encoding, and its hash.
 
-Leaves out the form of its file (file.py) and what others do otherwise (vocabulary.py, segments.py).
-Ids of a vocabulary of ours are the 256 bytes in GPT-2's order, the merges, and last the special
-tokens, which a program can place in a sequence and a text cannot.
+Leaves out the format of its file (file.py) and the rules of other people's vocabularies
+(vocabulary.py, segments.py). The ids of our vocabularies are the 256 bytes in GPT-2's order, the
+merges, and last the special tokens, which only a program can place in a sequence, never a text.
 """
 
 import codecs
@@ -32,14 +32,14 @@ from nanoeuler.tokenizer.segments import Segments
 from nanoeuler.tokenizer.tiktoken import GPT2_SPECIAL_TOKENS, is_gpt2, merges_from_ranks
 from nanoeuler.tokenizer.vocabulary import MAX_VOCAB, Added, Vocabulary
 
-Text = str | bytes | bytearray | memoryview  # what can be encoded; bytes need not be valid UTF-8
+Text = str | bytes | bytearray | memoryview  # types we can encode; bytes needn't be valid UTF-8
 
-# The end of a document; the two who speak in a chat; the end of what one of them says.
+# The end of a document; the two speakers of a chat; the end of a speaker's turn.
 SPECIAL_TOKENS = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>")
 
 
 def utf8(text: Text) -> bytes:
-    """The bytes of `text`: UTF-8 if it is a str; bytes are taken as they are, valid or not."""
+    """The bytes of `text`: UTF-8 for a str; bytes are returned as they are, valid or not."""
     if isinstance(text, str):
         try:
             return text.encode()
@@ -55,7 +55,7 @@ def utf8(text: Text) -> bytes:
 
 @contextlib.contextmanager
 def _collecting_nothing() -> Iterator[None]:
-    """Keep Python from looking for garbage among a hundred thousand lists that all stay."""
+    """Switch off garbage collection, which would search a hundred thousand lists that all stay."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -66,13 +66,14 @@ def _collecting_nothing() -> Iterator[None]:
 
 
 def _spelled(merges: np.ndarray) -> list[bytes]:
-    """The bytes of each id that `merges`, int32 (M, 2), leave or make."""
+    """The bytes of each id: the 256 bytes, and what `merges`, int32 (M, 2), make."""
     tokens = [bytes([byte]) for byte in BYTE_FROM_ID]
     for m, (a, b) in enumerate(merges.tolist()):
         assert 0 <= a < 256 + m and 0 <= b < 256 + m, f"merge {m} joins {a} and {b}"
         tokens.append(tokens[a] + tokens[b])
     if len(set(tokens)) < len(tokens):
-        raise UserError("two merges make the same bytes: they were not made by training")
+        raise UserError("two merges make the same bytes, as no training does: train the tokenizer "
+                        "again")  # fmt: skip
     return tokens
 
 
@@ -85,8 +86,8 @@ def _names_in_bytes(names: list[str], ordinary: list[bytes]) -> list[bytes]:
     known = {*ordinary}
     if len({*known, *tokens}) < len(known) + len(tokens) or b"" in tokens or known & marks:
         raise UserError(
-            "expected special tokens that differ from each other and from all that text is "
-            f"made of or a file calls it, and none of them empty; got {str(names)[1:-1]:.200}"
+            "expected special tokens that aren't empty and differ from each other, from the bytes "
+            f"of all tokens and from their names in a file; got {str(names)[1:-1]:.200}"
         )
     return tokens
 
@@ -102,12 +103,12 @@ def _our_vocabulary(merges: np.ndarray, names: list[str]) -> Vocabulary:
 
 
 class Tokenizer:
-    """Byte-pair encoding: of bytes within GPT-2's words, or as another's `vocabulary` has it.
+    """Byte-pair encoding, of bytes within GPT-2's words or by the rules of another `vocabulary`.
 
-    Make one with `train` or `load`; `of` takes a vocabulary. merges int32 (M, 2): merge m makes id
-    256 + m of two smaller ids, if the vocabulary is ours. `tokens` lists the bytes of each id,
-    `special` maps special tokens to their ids. `begin` and `end` are the ids that the model was
-    trained to see around a whole text; `encode` leaves them to the caller.
+    Make one with `train` or `load`, or from a vocabulary with `of`. merges int32 (M, 2): in our
+    vocabularies, merge m makes id 256 + m from two smaller ids. `tokens` lists the bytes of each
+    id, `special` maps special tokens to their ids. `begin` and `end` are the ids that the model
+    expects around a whole text; `encode` leaves them to the caller.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Tokenizer:
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> "Tokenizer":
-        """The tokenizer of a vocabulary, ours or another's."""
+        """The tokenizer of any vocabulary."""
         tokenizer = cls.__new__(cls)
         tokenizer._take(vocabulary)
         return tokenizer
@@ -155,14 +156,14 @@ class Tokenizer:
             temporary.write_bytes(self.json.encode())
 
     def decode(self, ids: np.ndarray | Sequence[int]) -> bytes:
-        """The bytes of `ids`, a row of integers; special tokens as they are written.
+        """The bytes of `ids`, a row of integers; special tokens become their names.
 
-        A space that encoding puts before a text is taken off again.
+        Removes the space that encoding puts before a text, if it does.
         """
         return b"".join(self.stream().bytes_of(ids))
 
     def decode_text(self, ids: np.ndarray | Sequence[int]) -> str:
-        """The text of `ids`; bytes that are no UTF-8 show as U+FFFD."""
+        """The text of `ids`; bytes that aren't valid UTF-8 become U+FFFD."""
         return self.decode(ids).decode("utf-8", errors="replace")
 
     def stream(self, begins: bool = True) -> "Stream":
@@ -172,11 +173,11 @@ class Tokenizer:
     def encode(
         self, text: Text, special: bool = False, begins: bool = True, guard: str = ""
     ) -> np.ndarray:
-        """The ids of `text` (str or bytes), int32 (n,). No text gives a special token's id.
+        """The ids of `text` (str or bytes), int32 (n,), without special tokens.
 
-        Unless `special`: then their names in the text become their ids, as in what a chat template
-        has written; not if the character `guard` is in a name, which is taken out of the text.
-        begins: whether a text begins here, before which SentencePiece sees a space.
+        special: turn names of special tokens in the text into their ids, as in the output of a
+        chat template. A name with the character `guard` in it stays text, and the guard goes.
+        begins: whether `text` begins a whole text, where SentencePiece puts a space.
         """
         text = utf8(text)
         if len(text) > MAX_WORD:  # a shorter one can have no word that is too long
@@ -204,14 +205,14 @@ class Tokenizer:
     def encode_batch(
         self, texts: Iterable[Text], threads: int | None = None
     ) -> list[np.ndarray]:
-        """The ids of each of `texts`, a list of arrays, by as many threads as there are cores."""
+        """The ids of each of `texts`, a list of arrays, made by `threads` (None: one per core)."""
         with ThreadPoolExecutor(threads or cores()) as pool:
             return list(pool.map(self.encode, texts))
 
     def encode_stream(self, chunks: Iterable[bytes]) -> Iterator[np.ndarray]:
         """Yield the ids of a text that comes in `chunks` of bytes, holding a chunk and a word.
 
-        The arrays put together are what `encode` gives for the whole text.
+        The concatenated arrays equal `encode` of the whole text.
         """
         for n, piece in enumerate(self._segments.pieces(chunks)):
             yield self._ids(piece, False, n == 0)
@@ -226,11 +227,11 @@ class Tokenizer:
     ) -> "Tokenizer":
         """Learn merges from `texts` until there are `vocab_size` ids in all.
 
-        texts: one text (str or bytes) or any number of them, which are gone through once and not
-        kept; no word goes on from one into the next. progress(merges made) is called now and then.
+        texts: one text (str or bytes) or an iterable of them, which is read once and not kept.
+        Words end where a text ends. progress(merges made) is called now and then.
         """
-        special_tokens = tuple(special_tokens)  # gone through twice, and may be a generator
-        least = cls((), special_tokens).vocab_size  # also refuses what is wrong with them
+        special_tokens = tuple(special_tokens)  # used twice, and may be a generator
+        least = cls((), special_tokens).vocab_size  # also refuses invalid names
         wanted = _checked_size(vocab_size, least)
         if isinstance(texts, Text) or not isinstance(texts, Iterable):
             texts = [texts]
@@ -240,10 +241,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path, known: str = "") -> "Tokenizer":
-        """Read a tokenizer.json of `save` or of another program; or GPT-2's file of ranks.
+        """Read a tokenizer.json of `save` or of another program, or GPT-2's file of ranks.
 
-        known: the hash of the one that was saved there. A file with this digest has it, and it need
-        not be worked out.
+        known: the hash of the tokenizer that was saved there. If it equals the file's digest, we
+        don't compute it again.
         """
         text = read_file(path)
         if is_gpt2(text):
@@ -259,7 +260,7 @@ class Tokenizer:
 
 # %% sec-tokenizer-class
 def _row_of_ids(ids: np.ndarray | Sequence[int], vocab_size: int) -> np.ndarray:
-    """`ids` as an array, if they are a row of ids below `vocab_size`."""
+    """`ids` as an array; UserError unless they are a row of integers from 0 to vocab_size - 1."""
     try:
         ids = np.asarray(ids)
     except ValueError:  # rows of different lengths
@@ -301,13 +302,13 @@ class Stream:
         return self._decoder.decode(b"".join(self.bytes_of([i])))
 
     def flush(self) -> str:
-        """What is held back, as U+FFFD; the stream starts afresh."""
+        """The bytes held back, as U+FFFD; the stream starts again."""
         self._begins = self._again
         return self._decoder.decode(b"", final=True)
 
 
 def _checked_size(vocab_size: int, least: int) -> int:
-    """How many merges a vocabulary of `vocab_size` has, if `least` ids are bytes and marks."""
+    """The number of merges in a vocabulary of `vocab_size`, `least` of which aren't merges."""
     if not isinstance(vocab_size, int) or not least <= vocab_size <= MAX_VOCAB:
         raise UserError(
             f"expected a vocabulary size from {least} (256 bytes and {least - 256} special "
@@ -317,10 +318,10 @@ def _checked_size(vocab_size: int, least: int) -> int:
 
 
 def _enough(merges: np.ndarray, wanted: int, least: int) -> np.ndarray:
-    """`merges`, if there are as many as were wanted."""
+    """`merges`; UserError if there are fewer than `wanted`."""
     if len(merges) < wanted:
         raise UserError(
-            f"expected text with {wanted} pairs to merge, but this one has "
+            f"expected text with {wanted} pairs to merge, but this text has "
             f"{len(merges)}: use more text, or a vocabulary size of at most "
             f"{least + len(merges)}"
         )

@@ -2,7 +2,7 @@
 
 
 # %% sec-tokenizer-others
-"""What a tokenizer is made of, ours or another's: its tokens, merges and rules, and their tables.
+"""A vocabulary, ours or another's: its tokens, merges and rules, and the encoder's tables.
 
 Leaves out the files that it is read from, and encoding (encode.py).
 """
@@ -21,10 +21,10 @@ MAX_VOCAB = 1 << 20  # four times the largest vocabulary in use; a typing error 
 
 @dataclass(frozen=True)
 class Added:
-    """A token that is looked for in a text before anything is merged, by its name.
+    """A token that we look for in a text, by its name, before anything is merged.
 
     special: only a program may place it. lstrip, rstrip: it swallows white space on that side.
-    single_word: not within a word. normalized: looked for in the text as it is after `nfc`, prefix.
+    single_word: not within a word. normalized: looked for in the text after `nfc` and `prefix`.
     """
 
     content: str
@@ -40,10 +40,10 @@ class Added:
 class Vocabulary:
     """A vocabulary of byte-level BPE, or with `characters` one of SentencePiece's kind.
 
-    tokens: the bytes of each id, empty where an id stands for nothing. merges int32 (M, 2): pairs
-    of ids; made, ranks (M,): the id that each makes and its rank, the lowest of which goes first.
+    tokens: the bytes of each id, empty if an id is unused. merges int32 (M, 2): pairs of ids.
+    made, ranks (M,): the id that each merge makes and its rank; the lowest rank is merged first.
     byte_ids int32 (256,): the token of each byte, -1 for none. scanner: one of SCANNERS. prefix:
-    who gets a space before it, "text", "segment", "first" or "always" (see `Segments`).
+    where to put a space, "text", "segment", "first" or "always" (see `Segments`).
     """
 
     tokens: list[bytes]
@@ -69,11 +69,11 @@ class Vocabulary:
 
     @property
     def fallback(self) -> bool:
-        """Whether a character that is no token becomes its bytes."""
+        """Whether a character that isn't a token becomes its bytes."""
         return self.characters and bool((self.byte_ids >= 0).all())
 
     def tables(self) -> tuple[np.ndarray, Rules]:
-        """The table of merges and the rules that `encode_words` takes."""
+        """The table of merges and the rules, for `encode_words`."""
         if self.characters:
             return _character_tables(self)
         table = merge_table(self.merges, self.made, self.ranks)
@@ -104,7 +104,7 @@ def _characters(vocabulary: Vocabulary) -> dict[bytes, int]:
 
 
 class _Symbols:
-    """Symbols that are no tokens: bytes and beginnings of characters, and what they stand for."""
+    """Symbols that aren't tokens (bytes, beginnings of characters), and the ids that spell them."""
 
     def __init__(self, vocabulary: Vocabulary):
         self.least, self.spelled = len(vocabulary.tokens), list[list[int]]()
@@ -153,7 +153,7 @@ def _character_tables(vocabulary: Vocabulary) -> tuple[np.ndarray, Rules]:
 
 
 def joined_bytes(tokens: Iterable[bytes]) -> np.ndarray:
-    """joins[a << 8 | b], uint8 (65536,): 1 where byte b follows a in a token or in a character."""
+    """joins[a << 8 | b], uint8 (65536,): 1 if byte b follows a in a token or in a character."""
     joins = np.zeros((256, 256), np.uint8)
     joins[:, 0x80:0xC0] = 1
     for a, b in {pair for token in tokens for pair in pairwise(token)}:

@@ -55,6 +55,6 @@ ANSWERS = [
     ("whole", "from the next byte", "ask(len(part))", "ask(len(part) + 1)"),
     ("whole", "what came too much stays", "part = part[:size]", "pass"),
     ("whole", "half a file, and nobody noticed", 'raise ValueError("expected the file of this '
-     'sha256, but it does not come")', "return part"),
+     'sha256, got another")', "return part"),
     ("whole", "another error", "raise ValueError", "raise KeyError"),
 ]

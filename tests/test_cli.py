@@ -611,7 +611,7 @@ class Features(str):
 
 
 ERRORS = {  # a command line, and what its one line must say
-    "train --data nowhere.txt": "but nowhere.txt is none: nanoeuler data list says",
+    "train --data nowhere.txt": "but nowhere.txt is none of these: nanoeuler data list shows",
     "train --data tokenizerless": "but tokenizerless is none",
     "train --data packed.gz": "packed.gz is compressed: gunzip -k packed.gz first",
     "train --data base/data --tokenizer other.json --out new": "prepared with another tokenizer",

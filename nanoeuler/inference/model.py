@@ -126,9 +126,9 @@ class Model:
         """How well the model predicts `text`: a text, or the `Path` of a file or prepared folder.
 
         Only the held-out part of a prepared folder is judged, and all of anything else. engine:
-        auto, cuda, ...; threads: CPU threads, None for one per core; `report` gets the tokens judged,
-        the tokens in total and the bits per byte so far. UserError for a text of fewer than two tokens,
-        data prepared with another tokenizer, and a str that names a file.
+        auto, cuda, ...; threads: of a CPU, None for one per core; `report` gets the tokens judged,
+        tokens in total and bits per byte so far. UserError for a text of fewer than two tokens, data
+        prepared with another tokenizer, and a str that names a file.
 
         >>> model.evaluate("The river begins under a stone.").perplexity >= 1
         True

@@ -152,7 +152,7 @@ function keep(answer, told) {
   else state.messages.pop();
   if (answer.own?.turns_left_out) {
     told.after(make("span", { class: "who" },
-      `the oldest ${answer.own.turns_left_out} turns no longer fit into the context, and were left out`));
+      `(without the oldest ${answer.own.turns_left_out} turns: they no longer fit the context)`));
   }
 }
 
@@ -205,7 +205,8 @@ function showTokens(answer) {
       make("div", { class: "bar" })));
     rows.forEach((row, j) => row.lastChild.style.setProperty("--share", token.rivals[j][1]));
     $("rivals").replaceChildren(
-      make("p", {}, `“${visible(token.text)}” had a probability of ${percent(token.p)}. The likeliest tokens were:`),
+      make("p", {}, `“${visible(token.text)}” had a probability of ${percent(token.p)}. `
+        + "The likeliest tokens were:"),
       make("ol", {}, ...rows));
   });
   buttons.forEach((b, i) => b.style.setProperty("--share", answer.tokens[i].p));
@@ -218,7 +219,7 @@ function showGuesses(answer) {
   $("guessed").replaceChildren(...(found ? answer.pieces : []).map((piece) => make(
     "span", piece.guessed.some(Boolean) ? { class: "guessed" } : {}, piece.text)));
   if (!found) return;
-  $("guesses-hint").textContent = "Underlined: tokens that were guessed ahead, and accepted by the first head.";
+  $("guesses-hint").textContent = "Underlined: tokens that were guessed ahead, and accepted.";
   $("kept").caption.textContent = `${found.tokens} tokens in ${found.passes} passes: `
     + `${(found.tokens / Math.max(1, found.passes)).toFixed(2)} tokens per pass.`;
   $("kept").tBodies[0].replaceChildren(...found.made.map((made, i) => {
@@ -262,8 +263,8 @@ function showHead() {
   context.putImageData(image, 0, 0);
   canvas.setAttribute("aria-label", `Attention map of head ${head}, layer ${found.layer}: `
     + `${n} by ${n} tokens, each row shows where one token looks`);
-  $("attention-hint").textContent = "Each row of the map is a token, each column a token that it can look at. "
-    + "Select a token below to shade the tokens that it looked at.";
+  $("attention-hint").textContent = "Each row of the map is a token, each column one "
+    + "that it can look at. Select a token below to shade the tokens that it looked at.";
   const { press } = tokenRow($("looks"), found.tokens, (i, buttons) => {
     state.chosen = i;
     buttons.forEach((b, j) => b.style.setProperty("--share", j <= i ? share(i, j) : 0));

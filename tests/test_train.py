@@ -1276,7 +1276,7 @@ def test_what_is_asked_of_a_run_that_died_preparing(straight, tmp_path):
     out = tmp_path / "died"
     with pytest.raises(Died), dying_before(training, "prepare_text", 1):
         go(out)
-    with pytest.raises(UserError, match="that run has not come so far: go on with --resume"):
+    with pytest.raises(UserError, match="that run was stopped before its first"):
         load(out)
     before = contents(out)
     refused = partial(pytest.raises, UserError)

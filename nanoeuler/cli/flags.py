@@ -53,7 +53,7 @@ def whole_number(least: int = 0, most: int = MOST) -> Callable[[str | int], int]
 
 
 def number(value: str | float) -> float:
-    """A parser of a finite decimal number in ASCII; its range is checked by whoever takes it."""
+    """A parser of a finite decimal number in ASCII; its user checks the range."""
     text = str(value)
     digits = re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", text, re.IGNORECASE)
     if not digits or len(text) > SHOWN or not math.isfinite(float(text)):

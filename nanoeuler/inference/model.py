@@ -127,8 +127,8 @@ class Model:
 
         Only the held-out part of a prepared folder is judged, and all of anything else. engine:
         auto, cuda, ...; threads: of a CPU, None for one per core; `report` gets the tokens judged,
-        tokens in total and bits per byte so far. UserError for a text of fewer than two tokens, data
-        prepared with another tokenizer, and a str that names a file.
+        tokens in total and bits per byte so far. UserError for a text of fewer than two tokens,
+        data prepared with another tokenizer, and a str that names a file.
 
         >>> model.evaluate("The river begins under a stone.").perplexity >= 1
         True

@@ -52,7 +52,7 @@ def say_passes(settings: Settings, windows: int) -> str:
         return line
     most = max(1, int(MOST_PASSES * windows / settings.batch_size))
     return (f"{line}: after about {MOST_PASSES} passes, another gains little, and a model may "
-            f"memorize its text; choose about --steps {most}, or more text")  # fmt: skip
+            f"learn it by heart; choose about --steps {most}, or more text")  # fmt: skip
 
 
 def noise(held_out: HeldOut) -> float:

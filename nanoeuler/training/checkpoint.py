@@ -540,7 +540,7 @@ FILES = {MODEL: ("",), OPTIMIZER: ("m.", "v.")}  # and their prefixes
 
 
 def read_save(
-    out: Path, names: Iterable[str], locked: str = "restore it, or start anew in another directory"
+    out: Path, names: Iterable[str], locked: str = "restore it, or start again in another directory"
 ) -> tuple[Record, dict[str, Any], dict[str, np.ndarray]]:
     """The newest save, of its large files those in `names`, all checked.
 

@@ -46,9 +46,9 @@ def writing(out: str | Path, failure: str) -> Iterator[None]:
         yield
     except OSError as error:
         kept = checkpoints(out)
-        left = f"the save of step {kept[-1][0]} is whole" if kept else "nothing is saved there yet"
-        cure = "make room" if error.errno in FULL else "remove the cause"
-        cure += ", then go on with --resume" if kept else ", or choose another directory"
+        left = f"the save of step {kept[-1][0]} is complete" if kept else "nothing was saved yet"
+        cure = "make room" if error.errno in FULL else "solve that problem"
+        cure += ", then continue with --resume" if kept else ", or choose another directory"
         reason = error.strerror or error
         raise UserError(f"{failure} in {out} ({reason}): {left}; {cure}") from None
 
@@ -60,7 +60,7 @@ def reading(path: str | Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"{error.filename or path} cannot be read ({error.strerror or error}): "
-                        "fix that, and try again") from None  # fmt: skip
+                        "solve that problem, and try again") from None  # fmt: skip
 
 
 LOCK = ".lock"  # in a run directory; it is only made in an empty folder, or where a run is

@@ -58,7 +58,7 @@ def cached_kernels() -> str:
     above = next(path for path in (folder, *folder.parents) if path.exists())
     if os.access(above, os.W_OK):
         return f"kept in {folder}"
-    return f"compiled again at each start: {folder} cannot be written; set NUMBA_CACHE_DIR to a folder"
+    return f"compiled at each start: {folder} cannot be written; set NUMBA_CACHE_DIR to a folder"
 
 
 def gpu() -> str:

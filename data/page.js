@@ -1,12 +1,12 @@
-// The page of nanoeuler's server: asks by the same protocol as any other program, and shows what
-// the answers say of themselves. Nothing is loaded from elsewhere. All text that comes from the
-// model becomes textContent, so none of it is ever read as HTML.
+// The page of nanoeuler's server. It uses the same protocol as any other program, and shows what
+// an answer says about itself. Nothing is loaded from elsewhere. Text from the model is only ever
+// set as textContent, so it is never parsed as HTML.
 "use strict";
 
 const $ = (id) => document.getElementById(id);
 const state = { about: null, messages: [], asking: null, last: null, maps: null, chosen: 0 };
 
-/** A new element: its tag, its attributes, what is in it. */
+/** A new element with a tag, attributes and children. */
 function make(tag, attributes = {}, ...inside) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -23,16 +23,16 @@ const percent = (p) => (p >= 0.0995 ? `${(100 * p).toFixed(0)} %` : `${(100 * p)
 
 // ---------------------------------------------------------------------------------- the protocol
 
-/** The error that a response tells of, in words. */
+/** The error in a response, in words. */
 async function complaint(response) {
   try {
     return (await response.json()).error.message;
   } catch {
-    return `the server said ${response.status}`;
+    return `the server answered with status ${response.status}`;
   }
 }
 
-/** POST `body` as JSON to `path`; the response. Throws an Error with what the server says. */
+/** POST `body` as JSON to `path`; the response. Throws an Error with the server's message. */
 async function post(path, body, signal) {
   const response = await fetch(path, {
     method: "POST", headers: { "Content-Type": "application/json" }, signal,
@@ -72,7 +72,7 @@ function settings() {
   return said;
 }
 
-/** What is new in a chunk, of either form: its text, and its tokens with what is known of them. */
+/** The new text in a chunk of either format, and its tokens with their probabilities. */
 function newIn(chunk) {
   const choice = chunk.choices[0];
   if (!choice) return { text: "", tokens: [] };
@@ -110,7 +110,7 @@ function busy(asking) {
   $("stop").disabled = !asking;
 }
 
-/** Ask what stands in the field, and show the answer while it comes. */
+/** Send the text in the field, and show the answer as it comes. */
 async function ask() {
   const text = $("question").value;
   if (state.asking || !text.trim()) return;
@@ -146,19 +146,19 @@ async function ask() {
   }
 }
 
-/** The answer becomes part of the conversation; a question without one is taken back. */
+/** Add the answer to the conversation; take back a question that got none. */
 function keep(answer, told) {
   if (answer.text) state.messages.push({ role: "assistant", content: answer.text });
   else state.messages.pop();
   if (answer.own?.turns_left_out) {
     told.after(make("span", { class: "who" },
-      `${answer.own.turns_left_out} older turns no longer fit into the model's view`));
+      `(without the oldest ${answer.own.turns_left_out} turns: they no longer fit the context)`));
   }
 }
 
 // ---------------------------------------------------------------------- inside the last answer
 
-/** A row of tokens as buttons, of which one is pressed: by a click, or with the arrow keys. */
+/** A row of tokens as buttons; a click or the arrow keys select one. */
 function tokenRow(row, texts, choose) {
   const buttons = texts.map((text, i) => make(
     "button", { type: "button", "aria-pressed": "false", tabindex: i ? "-1" : "0" },
@@ -191,12 +191,13 @@ function showInside() {
   if ($("attention-view").open) showAttention();
 }
 
-/** Each token on a ground as dark as it was probable; the chosen one's rivals below. */
+/** Tokens with backgrounds as strong as their probabilities; below, the selected one's rivals. */
 function showTokens(answer) {
   $("rivals").replaceChildren();
   $("tokens-hint").textContent = answer.tokens.length
-    ? "The stronger the colour, the more probable. Choose one, by click or arrow keys, to see its rivals."
-    : "No probabilities are told of this answer: there was none, or it was guessed ahead.";
+    ? "The stronger the color, the more probable the token. Select one, by click or with the arrow "
+      + "keys, to see which other tokens were likely."
+    : "This answer has no probabilities: it is empty, or it was made with guesses.";
   const { buttons } = tokenRow($("tokens"), answer.tokens.map((t) => t.text), (i) => {
     const token = answer.tokens[i];
     const rows = token.rivals.map(([text, p]) => make(
@@ -204,22 +205,23 @@ function showTokens(answer) {
       make("div", { class: "bar" })));
     rows.forEach((row, j) => row.lastChild.style.setProperty("--share", token.rivals[j][1]));
     $("rivals").replaceChildren(
-      make("p", {}, `“${visible(token.text)}” had ${percent(token.p)}. The likeliest were:`),
+      make("p", {}, `“${visible(token.text)}” had a probability of ${percent(token.p)}. `
+        + "The likeliest tokens were:"),
       make("ol", {}, ...rows));
   });
   buttons.forEach((b, i) => b.style.setProperty("--share", answer.tokens[i].p));
 }
 
-/** What became of guesses: the text with those that were kept underlined, and a table by head. */
+/** The text with accepted guesses underlined, and a table of the guesses of each head. */
 function showGuesses(answer) {
   const found = answer.own?.guesses;
   $("kept").hidden = !found;
   $("guessed").replaceChildren(...(found ? answer.pieces : []).map((piece) => make(
     "span", piece.guessed.some(Boolean) ? { class: "guessed" } : {}, piece.text)));
   if (!found) return;
-  $("guesses-hint").textContent = "Underlined: guessed, and kept by the first head.";
+  $("guesses-hint").textContent = "Underlined: tokens that were guessed ahead, and accepted.";
   $("kept").caption.textContent = `${found.tokens} tokens in ${found.passes} passes: `
-    + `${(found.tokens / Math.max(1, found.passes)).toFixed(2)} a pass.`;
+    + `${(found.tokens / Math.max(1, found.passes)).toFixed(2)} tokens per pass.`;
   $("kept").tBodies[0].replaceChildren(...found.made.map((made, i) => {
     const share = made ? found.kept[i] / made : 0, bar = make("div", { class: "bar" });
     bar.style.setProperty("--share", share);
@@ -228,11 +230,11 @@ function showGuesses(answer) {
   }));
 }
 
-/** The attention maps of the chosen layer, fetched; then of the chosen head. */
+/** Fetch the attention maps of the selected layer, and show the selected head. */
 async function showAttention() {
   const own = state.last?.own;
   if (!own) {
-    $("attention-hint").textContent = "Maps need an answer that came to its end.";
+    $("attention-hint").textContent = "Ask something first, and let the answer come to its end.";
     return;
   }
   const ids = [...own.prompt_ids, ...own.ids], layer = Number($("layer").value);
@@ -246,7 +248,7 @@ async function showAttention() {
   }
 }
 
-/** One head: its map, and a row of tokens of which the chosen one's view is shaded. */
+/** The map of one head, and a row of tokens; those that the selected one looked at are shaded. */
 function showHead() {
   const found = state.maps, n = found.size, head = Number($("head").value);
   const share = (row, column) => found.bytes[(head * n + row) * n + column] / 255;
@@ -260,9 +262,9 @@ function showHead() {
   }
   context.putImageData(image, 0, 0);
   canvas.setAttribute("aria-label", `Attention map of head ${head}, layer ${found.layer}: `
-    + `${n} by ${n} tokens, each row what one token looks at`);
-  $("attention-hint").textContent = "A row of the map is a token, a column one that it looks at. "
-    + "Choose a token: what it looked at is shaded.";
+    + `${n} by ${n} tokens, each row shows where one token looks`);
+  $("attention-hint").textContent = "Each row of the map is a token, each column one "
+    + "that it can look at. Select a token below to shade the tokens that it looked at.";
   const { press } = tokenRow($("looks"), found.tokens, (i, buttons) => {
     state.chosen = i;
     buttons.forEach((b, j) => b.style.setProperty("--share", j <= i ? share(i, j) : 0));
@@ -305,12 +307,12 @@ async function start() {
   try {
     state.about = (await (await fetch("v1/models")).json()).data[0];
   } catch {
-    $("model").textContent = "The server does not answer: is it still running?";
+    $("model").textContent = "The server doesn't answer. Is it still running?";
     return;
   }
   const own = state.about.nanoeuler, count = own.parameters / 1e6;
   $("model").textContent = `${state.about.id}: ${count.toFixed(count < 10 ? 1 : 0)} million `
-    + `parameters, sees ${own.context} tokens at once. So small a model is often wrong.`;
+    + `parameters, a context of ${own.context} tokens. A model this small is often wrong.`;
   options($("guesses"), [...Array(own.guesses + 1)].map((_, i) => (i ? String(i) : "0 (none)")));
   options($("layer"), [...Array(own.layers)].map((_, i) => String(i)));
   options($("head"), [...Array(own.heads)].map((_, i) => String(i)));

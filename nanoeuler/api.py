@@ -4,7 +4,7 @@
 # %% sec-face
 """The functions behind `import nanoeuler as ne`: train, finetune and load; each returns a `Model`.
 
-Leaves out how a step is taken and what a run leaves on the disk: the room `training`.
+Leaves out training steps and the files of a run: those are in the room `training`.
 """
 
 import os
@@ -39,7 +39,7 @@ from nanoeuler.training.run import Run, Settings, check_batch
 from nanoeuler.training.sft import FINETUNING
 from nanoeuler.training.train import PRESET
 
-Sample = Callable[[Model], str]  # a text that shows what a model can do by now
+Sample = Callable[[Model], str]  # a text that shows what the model can do so far
 
 
 def plain(path: Path) -> Path:
@@ -77,8 +77,8 @@ def text_of(data: Path | str) -> Path:
     if path.is_file() or (path / "prepared.json").exists():
         return path
     raise UserError(
-        f"expected docs, a text file, or a folder that nanoeuler data prepare has made, but {path} "
-        "is none: nanoeuler data list says of which texts it can make one"
+        f"expected docs, a text file, or a folder made by nanoeuler data prepare, but {path} is "
+        "none of these: nanoeuler data list shows the texts that it can prepare"
     )
 
 
@@ -93,7 +93,7 @@ def pairs_of(data: Path | str) -> list[Pair | Conversation]:
     if not path.is_file():
         raise UserError(
             f"expected docs or a file of pairs, but there is no file {path}: nanoeuler data "
-            "prepare makes one of a text whose format is pairs"
+            "prepare makes one from a source of pairs"
         )
     return read_pairs(path)
 
@@ -114,12 +114,12 @@ def _check(resume: object, **given: object) -> None:
 def _fitting(
     config: ModelConfig, settings: Settings, execution: Execution, lora: Lora | None = None
 ) -> Settings:
-    """Settings whose training step fits into this machine, on a GPU perhaps in more parts.
+    """Settings whose training step fits into this machine; on a GPU perhaps in more parts.
 
-    UserError, saying what is too large, if none can."""
+    If none can, a UserError says what is too large."""
     check_batch(config, settings)
     what = f"a step of {settings.batch_size} x {config.context} tokens"
-    less = "choose a smaller batch_size, more pieces to accumulate, or fewer threads"
+    less = "choose a smaller batch_size, a larger accumulate, or fewer threads"
     shape = settings.batch_size, settings.accumulate, execution.threads
     if lora and execution.engine not in GPU_ENGINES:
         need(sum(lora_memory(config, lora, *shape).values()), what, less)
@@ -145,21 +145,21 @@ def _fitting(
 def _fitting_tuning(
     config: ModelConfig, settings: Settings | None, *how: Any
 ) -> Settings | None:
-    """The same of fine-tuning, whose settings need not be said: None, if they fit as they are."""
+    """`_fitting` for fine-tuning, where settings may be None: returned as they are, if they fit."""
     asked = FINETUNING if settings is None else settings
     fitting = _fitting(config, asked, *how)
     return settings if fitting == asked else fitting
 
 
 def _model(run: Run) -> Model:
-    """The model of a run at its last step; KeyboardInterrupt if a signal has cut it short."""
+    """The model of a run at its last step; KeyboardInterrupt if a signal cut the run short."""
     if run.settings.steps is None or run.step < run.settings.steps:
         raise KeyboardInterrupt
     return Model(run.config, run.tokenizer, merged(run.weights))
 
 
 def _shows(options: Options) -> Options:
-    """`options`, whose `sample` gets a model's parts, as `loop.fit` calls it, and not a `Model`."""
+    """`options` with a `sample` that takes a model's parts, as `loop.fit` calls it."""
     if (sample := options.get("sample")) is None:
         return options
 
@@ -167,7 +167,7 @@ def _shows(options: Options) -> Options:
         text = sample(Model(*parts))
         if not isinstance(text, str):
             raise UserError(
-                f"expected sample to return a str, got {text!r:.60}: mend it; if something has "
+                f"expected sample to return a str, got {text!r:.60}: fix it; if something has "
                 "been saved, the run can be resumed"
             )
         return text
@@ -178,14 +178,14 @@ def _shows(options: Options) -> Options:
 def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfig | None = None,
           settings: Settings | None = None, tokenizer: Tokenizer | None = None,
           resume: bool = False, **options: Unpack[Options]) -> Model:  # fmt: skip
-    """Train a model on a text into the folder `out`, which holds the run afterwards.
+    """Train a model on a text; the folder `out` holds the run afterwards.
 
     data: a text file, the folder of a prepared text, or "docs", the embedded corpus; None is docs
     or, with `resume`, the run's own text. config, settings and tokenizer None: PRESETS["small"],
     Settings() and one learned from the text or, with `resume`, the run's. options: engine, threads
-    (None: one for each core), save_every (steps, None: by the clock), keep (saves that stay),
-    on_step and on_estimate as `loop.fit` has them; `sample(model)` gives a text that is shown.
-    UserError for a wrong argument, and where disk or memory is too small; KeyboardInterrupt when a
+    (None: one for each core), save_every (steps, None: by the clock), keep (saves to keep), on_step
+    and on_estimate (see `loop.fit`); `sample(model)` returns a text to show along the way.
+    UserError for a wrong argument, and if disk or memory is too small; KeyboardInterrupt if a
     signal ended the run, once it is saved.
 
     >>> import nanoeuler as ne
@@ -214,15 +214,15 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
 def finetune(model: Model | Path | str | None, pairs: Iterable[Pair | Conversation] | Path | str, *,
              out: Path | str, settings: Settings | None = None, resume: bool = False,
              lora: Lora | int | None = None, **options: Unpack[Options]) -> Model:  # fmt: skip
-    """Teach a model to answer, into the folder `out`; the model itself stays as it is.
+    """Fine-tune a model on questions and answers, into the folder `out`; `model` is not changed.
 
     model: a `Model`, or the folder of a run. pairs: (question, answer) of each or a `Conversation`,
     "docs", a file of them (`data.conversations.read_pairs`), or the folder of a prepared source.
     settings None: FINETUNING or, with `resume`, the run's; a learning rate that they leave open is
     that of FINETUNING. With `resume` the run in `out` goes on with its own weights: `model` may be
     None, and one that is not must have the run's architecture and tokenizer. With `lora`, a `Lora`
-    or its rank, adapters of that rank learn in the place of the weights, and model is the folder of
-    a run, which stays where it is. The rest is as `train` has it.
+    or a rank, only low-rank adapters are trained, and model is the folder of a run, which has to
+    stay where it is. The other arguments are those of `train`.
 
     >>> import nanoeuler as ne
     >>> pairs = [(f"What is {i}?", f"The number {i}.") for i in range(20)]
@@ -248,7 +248,7 @@ def finetune(model: Model | Path | str | None, pairs: Iterable[Pair | Conversati
 
 
 def _parts(model: Model) -> tuple[ModelConfig, Tokenizer, Weights]:
-    """What a model consists of."""
+    """The parts of a model."""
     return model.config, model.tokenizer, model.weights
 
 
@@ -262,11 +262,11 @@ def _base(model: Model | Path | str | None, resume: bool) -> sft.Base | None:
 def load(
     run: Path | str, *, context: int | None = None, adapter: Path | str | None = None
 ) -> Model:
-    """The model of a run, at its newest save; that of best/ in it is the best. UserError if none.
+    """The model of a run at its newest save (RUN/best: at its best); UserError if it has none.
 
-    Or another's model: a folder of the Hub, a .gguf file, llama2.c's .bin, or "hf:OWNER/NAME"; of
-    it with `context` positions, if those are fewer than it has. adapter: a folder of PEFT's LoRA
-    adapters, which are merged into it.
+    run may also be somebody else's model: a folder as on the Hub, a .gguf file, llama2.c's .bin, or
+    "hf:OWNER/NAME"; context: use only so many of its positions. adapter: a folder with PEFT's LoRA
+    adapters, to be merged into the model.
 
     >>> import nanoeuler as ne
     >>> model = ne.load(folder / "base")
@@ -278,7 +278,7 @@ def load(
     elif context is None:
         model = Model(*load_model(Path(run)))
     else:
-        raise UserError("a context can be chosen where another's model is read: import it anew")
+        raise UserError("a context can be chosen only for somebody else's model: import it again")
     if adapter is not None:
         model = Model(model.config, model.tokenizer, with_adapter(model.weights, adapter))
     config = model.config

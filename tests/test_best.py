@@ -297,7 +297,7 @@ def test_a_best_of_another_run_is_left_alone(tmp_path):
 
 def test_a_best_model_is_no_run_to_go_on_with(tmp_path):
     fit(tmp_path, TURNS)
-    with pytest.raises(UserError, match="holds a model to use.*resume") as error:
+    with pytest.raises(UserError, match="a model without its optimizer.*resume") as error:
         load(tmp_path / BEST)
     assert one_line(error)
 

@@ -164,7 +164,7 @@ def test_one_program_at_a_time(tmp_path):
         pass
     assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="File exists.*remove the cause"):
+    with pytest.raises(UserError, match="File exists.*solve that problem"):
         with locked(tmp_path / "file"):
             pass
 
@@ -285,10 +285,10 @@ def test_a_full_disk_is_one_line_and_the_save_before_is_whole(name, saved, tmp_p
             assert not list(out.glob(".*")) or "older saves" in told
             if checkpoints(out):
                 kept = checkpoints(out)[-1][0]
-                assert f"the save of step {kept} is whole" in told and "--resume" in told
+                assert f"the save of step {kept} is complete" in told and "--resume" in told
                 assert same(load(out), run_at(kept))
             else:
-                assert not begun and "nothing is saved there yet" in told
+                assert not begun and "nothing was saved yet" in told
         assert call > 1 or (begun and name == "replace")  # which only the first save needs
 
 
@@ -310,7 +310,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_file(saved, tmp_path):
         with files_of_at_most(size), pytest.raises(UserError) as caught:
             save(out, run_at(5))
         assert "step 5 could not be written" in str(caught.value)
-        assert "the save of step 4 is whole; make room" in str(caught.value)
+        assert "the save of step 4 is complete; make room" in str(caught.value)
         assert files(out) == sorted(FILES) and same(load(out), run_at(4))
     with files_of_at_most(10), pytest.raises(UserError, match="metrics.jsonl could not .*step 4"):
         add_metrics(out, {"step": 5, "loss": 1.0})
@@ -321,7 +321,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_file(saved, tmp_path):
 
 def test_older_saves_that_cannot_be_removed(saved, tmp_path):
     out = shutil.copytree(saved, tmp_path / "run")
-    with full_disk("rename", 2), pytest.raises(UserError, match="older .* step 5 is whole"):
+    with full_disk("rename", 2), pytest.raises(UserError, match="older .* step 5 is complete"):
         save(out, run_at(5), keep=1)
     assert [step for step, _ in checkpoints(out)] == [4, 5]
 
@@ -386,7 +386,7 @@ def test_a_save_of_another_run_is_refused(saved, tmp_path):
             shutil.copytree(other / AT4, out / AT4)
         else:
             shutil.copy(other / foreign, out)
-        refused(out, f"{AT4} and .*config.json are of different runs")
+        refused(out, f"{AT4} and .*config.json are from different runs")
 
 
 def whole_again(out):
@@ -651,7 +651,7 @@ def test_hostile_records_are_refused_at_once(saved, tmp_path, where, value):
     inner[last] = value
     (out / "config.json").write_text(json.dumps(record))
     if where == ("model", "context"):  # no tensor knows it: refused as that of another run
-        refused(out, "are of different runs")
+        refused(out, "are from different runs")
     elif where == ("model",):  # no digest can be made of it
         refused(out)
     else:
@@ -772,7 +772,7 @@ def test_settings_say_what_they_expect():
         ("lr", 10**400, "a number above 0"),
         ("steps", 10**5000, "a whole number above 0 and at most 9223372036854775807, got inf$"),
         ("steps", "x" * 5000, r"a whole number above 0, got 'x{96}\.\.\.$"),
-        ("minutes", 1e300, r"at most 525,600, which are a year, got 1e\+300"),
+        ("minutes", 1e300, r"at most 525,600, which is a year, got 1e\+300"),
     ):
         with pytest.raises(UserError, match=f"{name} to be .*{words}"):
             Settings(**{name: value})

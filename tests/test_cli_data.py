@@ -322,7 +322,7 @@ def test_ctrl_c_keeps_what_has_come(server, tmp_path):
     server.stall.set()
     server.stall = None
     assert (cut.returncode, out) == (2, "")
-    kept = "what has come is kept in fetched/play; the same command goes on from there"
+    kept = "what has come is kept in fetched/play; run the same command again to continue"
     assert err == f"nanoeuler: interrupted: {kept}\n"
     assert part.stat().st_size == half
     again = process(tmp_path, server, "data fetch play", cwd=tmp_path)
@@ -344,7 +344,7 @@ def test_ctrl_c_in_preparing_leaves_nothing_that_opens(prepared, folder, server)
     cut.send_signal(signal.SIGINT)
     err = cut.communicate(timeout=60)[1]
     assert cut.returncode == 2
-    assert re.fullmatch(r"nanoeuler: interrupted: nothing is left in cut[^\n]*begins anew\n", err)
+    assert re.fullmatch(r"nanoeuler: interrupted: nothing is left in cut[^\n]*to start over\n", err)
     code, _, err = prepared("data show cut")
     assert code == 2 and "prepare the data first" in err
     assert prepared("data prepare books --out cut")[0] == 0
@@ -376,9 +376,9 @@ ERRORS = {  # a command line, and what its one line must say
     "data prepare play --out binary": "'binary' is a file",
     "data show binary": "'binary' is a file",
     "data show nowhere": "prepare the data first",
-    "data show prepared/books 5": "expected a document from 1 to 4, but 5",
+    "data show prepared/books 5": "expected a document from 1 to 4, got 5",
     "data show prepared/books 0": "'N'",
-    "data show prepared/questions 31": "expected a pair from 1 to 30, but 31",
+    "data show prepared/questions 31": "expected a pair from 1 to 30, got 31",
     "train --data prepared/questions": "holds pairs, not text: nanoeuler sft",
     "train --data fetched": "but fetched is none",
     "train --data broken --out new": "prepare it again",

@@ -592,7 +592,7 @@ def test_a_signal_saves_once_and_ends_all(number, text, tmp_path):
     process.send_signal(number)
     said, _ = process.communicate(timeout=20)
     assert said.count("one of 2 ranks takes") == 1
-    assert said.count(f"{number.name}: step") == 1 and "go on with --resume" in said, said
+    assert said.count(f"{number.name}: step") == 1 and "continue with --resume" in said, said
     assert process.returncode in (0, 2)
     assert len(checkpoints(out)) == 2 and load(out).step == read_metrics(out)[-1]["step"]
 

@@ -195,7 +195,7 @@ def until(true, seconds=20):
 def test_a_worker_refuses_what_it_has_no_room_for_and_takes_the_next_when_somebody_leaves():
     worker = Worker(lambda: EngineReader(CONFIG, WEIGHTS, texts=2), max_waiting=1)
     one, two, three = submitted(worker, endless, endless, partial(some, 5))
-    with pytest.raises(Full, match="2 texts are being written and 1 wait"):
+    with pytest.raises(Full, match="writes 2 texts at a time, and 1 more may wait"):
         submitted(worker, endless)
     until(lambda: one.said and two.said)
     assert three.said == []
@@ -1092,7 +1092,7 @@ LONG = {"prompt": "b", "max_tokens": 1024}
 def test_the_command_serves_until_ctrl_c(run, capfd):
     with program(f"--from {run} --port 0 --slots 2") as process:
         said = process.stdout.readline()
-        port = int(re.match(r"http://127.0.0.1:(\d+)/ is the page", said)[1])
+        port = int(re.match(r"http://127.0.0.1:(\d+)/ is the chat page", said)[1])
         server = SimpleNamespace(port=port)
         assert client(server).completions.create(model="tiny", prompt="a", max_tokens=3)
         assert main(["serve", "--from", str(run), "--port", str(port)]) == 2
@@ -1128,7 +1128,7 @@ def test_the_command_warns_where_others_can_reach_it(run):
 
 def test_without_the_extra_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr(web, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"starlette is absent: pip install 'nanoeuler\[serve\]'"):
+    with pytest.raises(UserError, match=r"starlette is missing: pip install 'nanoeuler\[serve\]'"):
         web.application(None, None)
 
 

@@ -43,7 +43,7 @@ def test_an_imported_model_is_a_run_that_training_does_not_resume(parts, tmp_pat
     write_model(tmp_path / "run", config, tokenizer, weights, "somewhere")
     there, _, numbers = load_model(tmp_path / "run")
     assert there == config and (numbers.flat == weights.flat).all()
-    with pytest.raises(UserError, match="imported model, which training can't go on with"):
+    with pytest.raises(UserError, match="imported model, which can't be resumed"):
         load(tmp_path / "run")
     text = ne.load(tmp_path / "run").generate("The river", tokens=3, temperature=0)
     write_source("hf", tmp_path / "hf", config, tokenizer, weights)

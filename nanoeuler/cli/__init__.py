@@ -2,8 +2,8 @@
 
 
 # %% sec-cli
-"""The command line: main, train, prefer, serve, speedrun, data, tokenizer, pipeline (all of them in
-a row); flags and stdio are what they share. A thin skin.
+"""The command line: main, train, prefer, serve, speedrun, data, tokenizer, and pipeline, which runs
+the stages in a row; flags and stdio are shared. It parses, calls the package, and prints.
 
 May import: everything.
 """

@@ -37,7 +37,7 @@ def import_model(
     source: _Source, out: flags.Out = Path("runs/imported"), context: _Context = None,
     tokenizer: flags.Tokenizer = None, adapter: _Adapter = None,
 ) -> None:  # fmt: skip
-    """Make a run of a model that others have trained.
+    """Import a model that others have trained, as a run.
 
     All commands that use a run can use it then. Nothing is executed that came with the model. With
     --peft, PEFT's LoRA adapters are merged into it; SOURCE may then be a run of ours, too.
@@ -66,10 +66,10 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="a folder with a run")],
     to: _To, out: _OutPath, kind: _Kind = None,
     adapter: Annotated[
-        bool, typer.Option("--adapter", help="of a LoRA run its adapters alone, for PEFT (hf)")
+        bool, typer.Option("--adapter", help="only the adapters of a LoRA run, for PEFT (hf)")
     ] = False,
 ) -> None:  # fmt: skip
-    """Write the model of a run in another program's format.
+    """Write a run's model in another program's format.
 
     hf is a folder that transformers opens, gguf a file for llama.cpp, llama2c one for run.c.
 
@@ -81,7 +81,7 @@ def export(
 
     if adapter:
         if to != "hf":
-            raise UserError(f"adapters alone are written for PEFT (--to hf), got --to {to}: leave "
+            raise UserError(f"only PEFT (--to hf) takes adapters alone, got --to {to}: leave "
                             "out --adapter to merge them")  # fmt: skip
         adapters, known = load_adapters(run)
         write_adapter(out, adapters.config, adapters, known.places[0], (kind or "F32").upper())

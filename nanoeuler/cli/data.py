@@ -2,9 +2,9 @@
 
 
 # %% sec-cli-data
-"""`nanoeuler data`: which texts there are; fetch one, prepare it as tokens, look at what was made.
+"""`nanoeuler data`: list texts, fetch one, prepare it as tokens, look at the result.
 
-Leaves out how that is done: appendices C and D. Imports inside, as main.py does.
+Leaves out how that is done: see appendices C and D. Imports inside functions, as main.py does.
 """
 
 from pathlib import Path
@@ -21,12 +21,12 @@ data_app = typer.Typer(help="Texts to train on: list, fetch, clean, prepare, sho
 
 
 def _here(path):
-    """`path` as one would type it in this folder."""
+    """`path` as you would type it in this folder."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _state(source):
-    """How far a source has come on this machine, in words."""
+    """The state of a source on this machine, in words."""
     from nanoeuler.paths import data_folder
 
     prepared, fetched = (data_folder(kind) / source.name for kind in ("prepared", "fetched"))
@@ -41,7 +41,9 @@ def _state(source):
 
 @data_app.command("list")
 def data_list() -> None:
-    """List the texts that can be fetched, and how far each has come. Needs no network.
+    """List the texts that can be fetched, and which are here.
+
+    It needs no network.
 
     Example: nanoeuler data list
     """
@@ -60,7 +62,7 @@ def data_list() -> None:
 
 
 def _bar_of_files(progress):
-    """A function for `fetch` to report to: a bar for each file on its way, a line for its news."""
+    """The `report` of `fetch`: a bar for each file that is being fetched, a line for its news."""
     from rich.filesize import decimal
 
     from nanoeuler.progress import say
@@ -82,12 +84,12 @@ def _bar_of_files(progress):
 
 @data_app.command("fetch")
 def data_fetch(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="a name of nanoeuler data list")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a name from nanoeuler data list")],
     copy_from: flags.FromDir = None,
 ) -> None:
-    """Fetch the files of a text, resuming what was cut off.
+    """Fetch the files of a text, continuing where it was cut off.
 
-    With --from, take them from a folder that has them already.
+    With --from, it copies them from a folder that has them already.
 
     Example: nanoeuler data fetch tinyshakespeare
     """
@@ -104,8 +106,8 @@ def data_fetch(
             fetch(known[name], folder, copy_from, _bar_of_files(progress))
     except KeyboardInterrupt:
         raise UserError(
-            f"interrupted: what has come is kept in {_here(folder / name)}; the same command goes "
-            "on from there"
+            f"interrupted: what has come is kept in {_here(folder / name)}; run the same command "
+            "again to continue"
         ) from None
     judges = known[name].format == "tasks"
     then = f"eval RUN --task {name}" if judges else f"data prepare {name}"
@@ -113,8 +115,7 @@ def data_fetch(
 
 
 def _named(what):
-    """The `Source` that the words `what` mean: made of these files, or clean, or in the catalogue.
-    """
+    """The `Source` that the words `what` name: files, clean text, or one of the catalogue."""
     from nanoeuler.data.catalogue import File, Source, catalogue
 
     lacks = [word for word in what if not Path(word).is_file()]
@@ -126,7 +127,7 @@ def _named(what):
         problem = folder if Path(lacks[0]).is_dir() else f"there is no file {lacks[0]}"
         source = catalogue().get(what[0]) if len(what) == 1 else None
         if source is None:
-            raise UserError(f"expected a name of nanoeuler data list, or files, but {problem}")
+            raise UserError(f"expected a name from nanoeuler data list, or files, but {problem}")
         return source
     files = tuple(File(str(Path(word).resolve()), "") for word in what)
     title = ", ".join(Path(word).name for word in what)
@@ -148,7 +149,7 @@ def _write_pairs(source, fetched, out):
 
 
 def _count_of_documents(progress, name):
-    """A function for `prepare` to report to: a running count, a line for each pass that is over."""
+    """The `report` of `prepare`: a running count, and a line for each finished pass."""
     from rich.filesize import decimal
 
     from nanoeuler.progress import say
@@ -175,7 +176,7 @@ def _write_tokens(source, fetched, out, vocab_size, tokenizer):
     from nanoeuler.data.prepare import prepare, prepare_text
     from nanoeuler.progress import bars
 
-    path = fetched / source.name / source.files[0].name  # of files of one's own: just that file
+    path = fetched / source.name / source.files[0].name  # of your own files: just that file
     with bars() as progress:
         report = _count_of_documents(progress, source.name)
         if source.format == "text" and len(source.files) == 1:
@@ -196,15 +197,15 @@ def _write_tokens(source, fetched, out, vocab_size, tokenizer):
 def data_prepare(
     what: Annotated[
         list[str],
-        typer.Argument(metavar="NAME|FILE...", help="a name of data list, files, or clean text"),
+        typer.Argument(metavar="NAME|FILE...", help="a name from data list, files, or clean text"),
     ],
     vocab_size: flags.VocabSize = None, tokenizer: flags.Tokenizer = None,
     out: flags.OutDir = None,
 ) -> None:  # fmt: skip
-    """Make tokens of a text, or a file of pairs, for training.
+    """Turn a text into tokens for training, or collect its pairs.
 
-    The vocabulary is learned, of as many ids as the usual preset has, or that of --tokenizer.
-    Without --out it all goes into data/prepared/NAME of the checkout.
+    The vocabulary is learned from the text, with --vocab-size ids (by default those of the preset
+    small), or it is that of --tokenizer. By default, --out is data/prepared/NAME of the checkout.
 
     Example: nanoeuler data prepare tinyshakespeare --vocab-size 1024
     """
@@ -226,8 +227,8 @@ def data_prepare(
             count, then = f"{count:,} tokens", "train"
     except KeyboardInterrupt:
         raise UserError(
-            f"interrupted: nothing is left in {_here(out)}, what was fetched is kept; the same "
-            "command begins anew"
+            f"interrupted: nothing is left in {_here(out)}, but fetched files are kept; run the "
+            "same command again to start over"
         ) from None
     tell(f"prepared {count} in {_here(out)}; next: nanoeuler {then} --data {_here(out)}")
 
@@ -256,14 +257,17 @@ def data_clean(
     what: Annotated[list[str], typer.Argument(metavar="FILE|DIR...", help="texts, .gz, .zip, "
                                               ".jsonl, .parquet, and folders of them")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where to write")],
-    without: Annotated[list[str] | None, typer.Option(metavar="FILE|DIR", help="held out: texts, "
-                                                      "or task files in .jsonl")] = None,
-    language: Annotated[str, typer.Option(help="en, de, fr, es, it, nl, pt, la, or any")] = "en",
-    licence: Annotated[str, typer.Option(help="of documents that name none")] = "unknown",
+    without: Annotated[list[str] | None, typer.Option(metavar="FILE|DIR", help="text to remove: "
+                                                      "files, or tasks in .jsonl")] = None,
+    language: Annotated[str, typer.Option(metavar="NAME", help="keep only en, de, fr, es, it, nl, "
+                                          "pt or la; any: keep all")] = "en",
+    licence: Annotated[str, typer.Option(metavar="TEXT", help="license of documents that name "
+                                         "none")] = "unknown",
 ) -> None:  # fmt: skip
-    """Make clean text of a collection: lines joined, copies and held-out text removed.
+    """Clean a collection of texts: join lines, remove copies.
 
-    Stopped and called again, it goes on. manifest-*.jsonl says what became of each document.
+    With --without, it also removes text that must stay held out. If it was interrupted, the same
+    command continues. manifest-*.jsonl says what became of each document.
 
     Example: nanoeuler data clean books --out data/clean/books --without data/fetched/tasks
     """
@@ -279,8 +283,8 @@ def data_clean(
     try:
         said = _cleaned(what, flags.folder_out(out), options)
     except KeyboardInterrupt:
-        raise UserError(f"interrupted: the shards in {_here(out)} are kept; the same command goes "
-                        "on from there") from None  # fmt: skip
+        raise UserError(f"interrupted: the shards in {_here(out)} are kept; run the same command "
+                        "again to continue") from None  # fmt: skip
     print(f"read      {said['documents']:,} documents, {decimal(said['bytes'])}")
     print(f"kept      {said['kept']:,} documents, {decimal(said['text'])}")
     print(f"removed   {decimal(said['copies'])} of copies and {decimal(said['near_copies'])} with "
@@ -292,11 +296,11 @@ def data_clean(
 
 
 def _document(prepared, number):
-    """The text of document `number`, counted from 1: of the training side, then of the held-out."""
+    """The text of document `number`, counted from 1: training documents, then held-out ones."""
     train, held_out = prepared.train, prepared.held_out
     total, at = train.n_documents + held_out.n_documents, number - 1
     if at >= total:
-        raise UserError(f"expected a document from 1 to {total}, but {number} was asked for")
+        raise UserError(f"expected a document from 1 to {total}, got {number}: choose one of these")
     first = at < train.n_documents
     ids = train.document(at) if first else held_out.document(at - train.n_documents)
     return prepared.tokenizer.decode_text(ids)
@@ -305,14 +309,14 @@ def _document(prepared, number):
 @data_app.command("show")
 def data_show(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", file_okay=False, help="what data prepare has made")
+        Path, typer.Argument(metavar="DIR", file_okay=False, help="a folder made by data prepare")
     ],
     number: Annotated[
         int | None,
-        typer.Argument(parser=flags.whole_number(1), metavar="N", help="a document"),
+        typer.Argument(parser=flags.whole_number(1), metavar="N", help="which document or pair"),
     ] = None,
 ) -> None:
-    """Show what is in prepared data: the counts, or the text of document N.
+    """Show what is in prepared data: counts, or the text of document N.
 
     Example: nanoeuler data show data/prepared/tinyshakespeare
     """
@@ -325,7 +329,8 @@ def data_show(
     if (folder / "pairs.jsonl").exists():
         pairs = read_pairs(folder / "pairs.jsonl")
         if number and number > len(pairs):
-            raise UserError(f"expected a pair from 1 to {len(pairs)}, but {number} was asked for")
+            raise UserError(f"expected a pair from 1 to {len(pairs)}, got {number}: choose one of "
+                            "these")  # fmt: skip
         print("\n\n".join(pairs[number - 1]) if number else f"pairs       {len(pairs):,}")
         return
     prepared = Prepared(folder)

@@ -4,8 +4,8 @@
 # %% sec-cli-flags
 """What each flag of the command line means, written once: the type of a command's parameter.
 
-And what the name behind a flag stands for, where that is not the flag itself. Imports inside
-functions, as main.py does.
+Also looks up what a flag's value names, such as a preset. Imports inside functions, as main.py
+does.
 """
 
 import functools
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nanoeuler.tokenizer.tokenizer import Tokenizer as LoadedTokenizer
 
 
-MOST = 2**63 - 1  # of any number that is typed: what 64 bits hold
+MOST = 2**63 - 1  # the largest number that may be typed: what 64 bits hold
 SHOWN = 40  # characters of a wrong value that an error repeats
 
 
@@ -53,7 +53,7 @@ def whole_number(least: int = 0, most: int = MOST) -> Callable[[str | int], int]
 
 
 def number(value: str | float) -> float:
-    """A parser of a finite decimal number in ASCII; its range is checked by whoever takes it."""
+    """A parser of a finite decimal number in ASCII; its user checks the range."""
     text = str(value)
     digits = re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", text, re.IGNORECASE)
     if not digits or len(text) > SHOWN or not math.isfinite(float(text)):
@@ -75,7 +75,8 @@ def _number(meaning):
 # The text, or the pairs, to learn from; docs is the embedded corpus.
 Data = Annotated[
     str | None,
-    typer.Option("--data", metavar="NAME|FILE|DIR", help="docs, a file, or prepared data"),
+    typer.Option("--data", metavar="NAME|FILE|DIR",
+                 help="docs (the embedded corpus), a file, or prepared data"),  # fmt: skip
 ]
 
 
@@ -86,11 +87,11 @@ def _folder(flag, metavar="RUN_DIR"):
 
 
 From = Annotated[Path, _folder("--from")]  # runs are directories, as checkpoint.py describes them
-FromRun = Annotated[Path | None, _folder("--from")]  # where a run that goes on needs none
-FromDir = Annotated[Path | None, _folder("--from", "DIR")]  # files that somebody has brought here
-Out = Annotated[Path, _folder("--out")]  # a new run, or with --resume one that is there
+FromRun = Annotated[Path | None, _folder("--from")]  # None: a resumed run needs none
+FromDir = Annotated[Path | None, _folder("--from", "DIR")]  # a folder of files
+Out = Annotated[Path, _folder("--out")]  # a new run, or with --resume an existing one
 OutFile = Annotated[Path, typer.Option("--out", metavar="FILE", help="where to write")]
-OutDir = Annotated[Path | None, _folder("--out", "DIR")]  # None: a name of its own
+OutDir = Annotated[Path | None, _folder("--out", "DIR")]  # None: the command chooses
 # As load_tokenizer reads it: a folder stands for the tokenizer in it.
 Tokenizer = Annotated[
     Path | None,
@@ -111,14 +112,14 @@ Preset = Annotated[
     typer.Option(metavar="NAME", help="small, small-modern, euler-10m, euler-116m or gpt2-124m"),
 ]
 # Without it, a directory that holds a run is refused.
-Resume = Annotated[bool, typer.Option("--resume", help="go on with the run in --out")]
+Resume = Annotated[bool, typer.Option("--resume", help="continue the run in --out")]
 # As Tokenizer.train counts it, which also says how few it can be.
 VocabSize = whole("vocabulary size: bytes, merges and special tokens", least=0)
 # More than one: `mpiexec` starts so many processes (chapter 14).
-Ranks = whole("processes that train together")
+Ranks = whole("processes that train together (data parallelism)")
 # More than any machine has cores; a step has at most 64 shards for them (chapter 10).
-Threads = whole("cores to use; the result is the same", most=1024)
-BatchSize = whole("sequences in a step")  # of a whole context each
+Threads = whole("cores to use; the result doesn't depend on it", most=1024)
+BatchSize = whole("sequences per step")  # each as long as the context
 Tokens = whole("number of tokens")  # to generate, or to plan for
 
 # Where the commands write without flags: what train writes sft reads, and so on.
@@ -131,38 +132,38 @@ Optimizer = Annotated[str | None, typer.Option(metavar="NAME", help="adamw or mu
 
 # The fields of Settings: left out, a new run has its defaults, a resumed one its own.
 SETTINGS = {
-    "steps": whole("training steps, in all"),
-    "minutes": _number("train for this long, if --steps is not given"),
+    "steps": whole("training steps in total"),
+    "minutes": _number("minutes to train, instead of a number of steps"),
     "batch_size": BatchSize,
-    "accumulate": whole("gradient accumulation: parts of a batch, one after another"),
+    "accumulate": whole("gradient accumulation: split each batch into N parts"),
     "lr": _number("peak learning rate"),
     "seed": whole("random seed", least=0),
     "warmup": whole("warm-up steps, in which the learning rate rises", least=0),
     "weight_decay": _number("decoupled weight decay (AdamW)"),
-    "beta2": _number("Adam beta2, below 1"),
+    "beta2": _number("beta2 of Adam, below 1"),
     "clip": _number("clip gradients to this global norm"),
     "optimizer": Optimizer,
     "momentum": _number("momentum of Muon, below 1"),
 }
-# How a run goes on: parameters of api.train and api.finetune.
+# How a run is executed: parameters of api.train and api.finetune.
 EXECUTION = {
     "threads": Threads,
     "save_every": whole("steps between checkpoints"),  # a crash costs at most so many
-    "keep": whole("checkpoints to keep"),  # newer ones push out older ones
+    "keep": whole("checkpoints to keep"),  # the oldest ones go
 }
-# Adapters, in the place of all weights: fields of model.lora.Lora.
+# Adapters instead of all weights: fields of model.lora.Lora.
 LORA = {
-    "lora": whole("low-rank adapters of this rank learn, and nothing else"),
-    "lora_alpha": _number("LoRA's alpha: A B counts alpha / rank times"),
+    "lora": whole("train LoRA adapters of this rank, and nothing else"),
+    "lora_alpha": _number("LoRA alpha: adapters are scaled by alpha / rank"),
     "lora_targets": Annotated[
         str | None,
-        typer.Option(metavar="NAMES", help="matrices with adapters, of q,k,v,o,gate,up,down"),
+        typer.Option(metavar="NAMES", help="matrices to adapt, out of q,k,v,o,gate,up,down"),
     ],
 }
-# What a run that learns from comparisons has besides: parameters of prefer.prefer.
+# More flags of a run that learns from comparisons: parameters of prefer.prefer.
 DPO = {
     "beta": _number("DPO beta: strength of the KL penalty"),
-    "anchor": _number("weight of the better answers' own loss"),
+    "anchor": _number("weight of the usual loss on the better answers"),
 }
 
 
@@ -174,19 +175,19 @@ SIZES = {
     "kv_heads": whole("key/value heads"),
     "hidden": whole("hidden width of the MLP"),
     "context": whole("context length, in tokens"),
-    "sliding_window": whole("keys that a query sees, its own and those before; 0: all", least=0),
+    "sliding_window": whole("attend to the last N tokens only; 0: to all", least=0),
     "vocab_size": VocabSize,
-    "predict": whole("tokens that each position predicts"),
+    "predict": whole("next tokens that each position predicts"),
     "mlp": Annotated[
         str | None, typer.Option(metavar="NAME", help="swiglu, gelu, gelu_exact or relu2")
     ],
     "qk_norm": Annotated[
-        bool | None, typer.Option("--qk-norm/--no-qk-norm", help="norm queries and keys")
+        bool | None, typer.Option("--qk-norm/--no-qk-norm", help="normalize queries and keys")
     ],
-    "logit_cap": _number("bend logits below this cap; 0: none"),
+    "logit_cap": _number("soft-cap the logits at this value; 0: no cap"),
     "init": Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="scaled or zero: what the stream's writers begin as"),
+        typer.Option(metavar="NAME", help="scaled or zero: initial output matrices of each layer"),
     ],
 }
 # The flags whose names are not those of the fields of `ModelConfig`.
@@ -197,26 +198,26 @@ FIELDS = {"layers": "n_layers", "heads": "n_heads", "kv_heads": "n_kv_heads",
 # The options of sampling.Sampler, which also checks them.
 SAMPLING = {
     "seed": SETTINGS["seed"],
-    "temperature": _number("sampling temperature; 0: always the most probable token"),
-    "top_k": whole("sample from the N most probable tokens; 0: from all", least=0),
-    "top_p": _number("nucleus sampling: the likeliest tokens that together reach X"),
-    "min_p": _number("only tokens at least X times as probable as the likeliest"),
-    "repetition_penalty": _number("above 1: tokens of the text become less probable"),
+    "temperature": _number("sampling temperature; 0: always the likeliest token"),
+    "top_k": whole("sample from the N likeliest tokens; 0: from all", least=0),
+    "top_p": _number("nucleus sampling: from the likeliest tokens that together reach X"),
+    "min_p": _number("only from tokens at least X times as likely as the likeliest"),
+    "repetition_penalty": _number("above 1: tokens already in the text become less likely"),
 }
-# Who reads: parameters of Model.stream and Model.chat, which also check them.
+# Which backend runs the model: parameters of Model.stream and Model.chat, which also check them.
 InferenceEngine = Annotated[
     str | None, typer.Option("--engine", metavar="NAME",
-                             help="backend for inference: auto, cuda, cpu, reference, ...")
+                             help="auto, cuda, cuda-tf32, cuda-float32, cpu, fused or reference")
 ]  # fmt: skip
 BACKEND = {
     "engine": InferenceEngine,
     "quantize": Annotated[
         str | None,
         typer.Option("--quantize", metavar="NAME",
-                     help="int8 or int4 weights: less memory, slightly less accurate"),
+                     help="none, int8 or int4: smaller weights, slightly less accurate"),
     ],  # fmt: skip
 }
-# How a text is written: parameters of Model.stream, which also checks them.
+# How a text is generated: parameters of Model.stream, which also checks them.
 GENERATION = {
     "stop": Annotated[
         list[str] | None,
@@ -226,19 +227,19 @@ GENERATION = {
         list[str] | None,
         typer.Option("--stop-token", metavar="NAME|ID", help="stop at this token (repeatable)"),
     ],
-    "guesses": whole("speculative decoding: tokens guessed in a pass, if it has heads", least=0),
+    "guesses": whole("speculative decoding: tokens to guess per pass", least=0),
     **BACKEND,
 }
 
 
 def lora_of(adapters: dict[str, Any]) -> "Lora | None":
-    """What the flags LORA describe; None if there are none."""
+    """The adapters that the flags LORA describe; None without such flags."""
     from nanoeuler.model.lora import Lora
 
     if "lora" not in adapters:
         if adapters:
-            raise UserError(f"--{next(iter(adapters)).replace('_', '-')} describes adapters: give "
-                            "their rank, too (--lora)")  # fmt: skip
+            raise UserError(f"--{next(iter(adapters)).replace('_', '-')} is for LoRA: give "
+                            "the rank of the adapters, too (--lora)")  # fmt: skip
         return None
     targets = adapters.get("lora_targets")
     return Lora(adapters["lora"], adapters.get("lora_alpha"),
@@ -257,9 +258,9 @@ Group = dict[str, Any]  # the flags of a group that were given, and their values
 
 
 def grouped(**groups: Group) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator: the command has the flags of these groups, {flag: type} by a parameter's name.
+    """A decorator that gives a command the flags of these groups; each is a dict {flag: type}.
 
-    It is called with a dict for each group, of the flags that were given.
+    For each group, the command gets a dict of the flags that were given.
     """
 
     def decorate(command):
@@ -288,7 +289,7 @@ def not_empty(args: Sequence[str]) -> None:
         flag, equals, own = word.partition("=")
         if flag.startswith("--") and flag != "--" and (value == "" if not equals else own == ""):
             raise UserError(
-                f"expected a value for {flag}, but it is empty: is a variable of the shell not set?"
+                f"expected a value for {flag}, but it is empty: is a shell variable not set?"
             )
 
 
@@ -309,7 +310,7 @@ def file_out(out: Path) -> Path:
     if out.is_dir():
         raise UserError(f"--out {out} is a directory: name a file, such as {out / 'result'}")
     if os.path.lexists(out) and not out.is_file():
-        raise UserError(f"--out {out} is no regular file: name a file, or a place for a new one")
+        raise UserError(f"--out {out} is no regular file: name a file, or a path for a new one")
     return out
 
 
@@ -317,7 +318,7 @@ def folder_out(out: Path) -> Path:
     """`out`, if a folder can be written there, and none of prepared data would be spoiled."""
     _writable(out)
     if os.path.lexists(out) and not out.is_dir():
-        raise UserError(f"--out {out} is no folder: name a folder, or a place for a new one")
+        raise UserError(f"--out {out} is no folder: name a folder, or a path for a new one")
     if out.is_dir() and not os.access(out, os.W_OK):
         raise UserError(f"--out {out} cannot be written: name a folder elsewhere")
     if is_prepared(out):
@@ -348,7 +349,7 @@ def load_tokenizer(path: Path) -> "LoadedTokenizer":
 
 
 def preset_config(name: str | None) -> "ModelConfig":
-    """The configuration of that name, or the usual one for None."""
+    """The preset of that name; the default one for None."""
     from nanoeuler.model.config import PRESETS
 
     name = next(iter(PRESETS)) if name is None else name  # that of training.train.PRESET
@@ -358,7 +359,7 @@ def preset_config(name: str | None) -> "ModelConfig":
 
 
 def learned_size(vocab_size: int | None) -> int:
-    """`vocab_size`, or for None that of the usual preset."""
+    """`vocab_size`; for None, that of the default preset."""
     return preset_config(None).vocab_size if vocab_size is None else vocab_size
 
 

@@ -38,7 +38,8 @@ LINE = 1000  # characters of an error: room for two paths and what to do about t
 # Plain help, for which rich need not be imported.
 app = typer.Typer(
     name="nanoeuler",
-    help="A language model from nothing. On this machine: nanoeuler train, then sft, then chat.",
+    help="A language model, built and trained from scratch. To begin, run nanoeuler train, then "
+    "nanoeuler sft, then nanoeuler chat: they need no flags.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -71,7 +72,7 @@ def main(args: list[str] | None = None) -> int:
 
 
 def line(problem: str) -> str:
-    """`problem` as one line for a terminal: no control characters, and of a long one the ends."""
+    """`problem` as one line for a terminal: no control characters, the middle of a long one cut."""
     text = " ".join(problem.split())
     text = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
                    for c in text)  # fmt: skip
@@ -79,14 +80,14 @@ def line(problem: str) -> str:
 
 
 def _speaks():
-    """Whether this process says what is wrong: of several ranks the first does."""
+    """Whether this process prints errors: of several ranks only the first does."""
     from nanoeuler.engines.ranks.launch import launched
 
     return not launched()
 
 
 def _run(args):
-    """Run the command line on `args`: (exit code, what is wrong, in words, or "")."""
+    """Run the command line on `args`: (exit code, error in words or "")."""
     try:
         flags.not_empty(args)
         code = app(args, prog_name="nanoeuler", standalone_mode=False, obj=args) or 0
@@ -102,7 +103,7 @@ def _run(args):
     except KeyboardInterrupt:  # while the flags are read
         problem = "interrupted"
     except MemoryError:
-        problem = "this needs more memory than there is: take a smaller model, batch or context"
+        problem = "this needs more memory than there is: choose a smaller model, batch or context"
     except OSError as error:
         problem = f"{error.filename or 'input or output'}: {error.strerror}"
     return 2, problem
@@ -112,10 +113,12 @@ def _run(args):
 @flags.grouped(sampling=flags.SAMPLING, writing=flags.GENERATION)
 def generate(
     sampling: flags.Group, writing: flags.Group,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="what to continue")] = "\n",
+    text: Annotated[
+        str, typer.Argument(metavar="TEXT", help="what to continue", show_default="an empty line")
+    ] = "\n",
     base: flags.From = flags.BASE, tokens: flags.Tokens = None,
     log_probabilities: Annotated[
-        bool, typer.Option("--log-probabilities", help="a token a line, after its log-probability")
+        bool, typer.Option("--log-probabilities", help="one token a line, with its log probability")
     ] = False,
 ) -> None:  # fmt: skip
     """Continue a text.
@@ -156,10 +159,10 @@ def chat(
         str | None, typer.Option(metavar="TEXT", help="system prompt, read before all questions")
     ] = None,
 ) -> None:  # fmt: skip
-    """Talk with a fine-tuned model.
+    """Chat with a fine-tuned model.
 
-    A question a line, until the input ends (Ctrl-D). A line that begins with / is for the program;
-    /help lists what it understands. At a terminal, Ctrl-C stops an answer.
+    Type one question a line; end with Ctrl-D. A line that begins with / is a command to the
+    program, and /help lists them. At a terminal, Ctrl-C stops an answer.
 
     Example: nanoeuler chat --from runs/chat
     """
@@ -177,16 +180,16 @@ def chat(
 _Tasks = Annotated[str | None, typer.Option(
     "--task", metavar="NAME,...", help="core, hellaswag, lambada, blimp, ..., wikitext")]
 _TasksFrom = Annotated[Path | None, typer.Option(
-    "--tasks-from", metavar="DIR|FILE", help="where the tasks' files are, if not fetched")]
+    "--tasks-from", metavar="DIR|FILE", help="the tasks' files, if not those of data fetch")]
 _Shots = Annotated[int, typer.Option(
     "--shots", parser=flags.whole_number(0, 100), metavar="N",
-    help="answered examples before each item")]
+    help="solved examples in front of each item")]
 _Limit = Annotated[int | None, typer.Option(
     "--limit", parser=flags.whole_number(1), metavar="N", help="only the first items of each task")]
 
 
 def _bar_of_tokens(progress):
-    """A function for `Model.evaluate` to report to: a bar, tokens a second and bits so far."""
+    """A progress bar as `report` of `Model.evaluate`: tokens per second, bits per byte so far."""
     task, began = progress.add_task("", total=None), time.monotonic()
 
     def report(done, total, bits):
@@ -204,12 +207,12 @@ def evaluate(
     task: _Tasks = None, tasks_from: _TasksFrom = None, shots: _Shots = 0,
     limit: _Limit = None,
 ) -> None:  # fmt: skip
-    """Measure how well a model predicts a text, or answers tasks.
+    """Measure how well a model predicts a text, or solves tasks.
 
-    A text gives bits per byte and perplexity. Without --data, and of docs and prepared data, the
-    held-out part is judged; a file is judged whole. With --task, the items of each task's file are
-    scored, with standard errors; what has been computed is kept in the run's folder. The task core
-    is twenty of them, with their own shots. On a terminal it shows how far it is.
+    For a text, it prints bits per byte and perplexity. A file is judged whole; of docs and prepared
+    data, and without --data of the run's own text, only the held-out part. With --task, it scores
+    each task's items, with standard errors; finished items are kept in the run's folder. --task
+    core stands for CORE-20: twenty tasks, each with its own number of shots.
 
     Example: nanoeuler eval runs/base --data story.txt
     """
@@ -234,7 +237,7 @@ def evaluate(
 
 
 def _asked(task: str, shots: int) -> list[tuple[str, int]]:
-    """The tasks that a flag names, and their shots; core is all of CORE's with those it asks."""
+    """The tasks that a flag names, and their shots; core stands for CORE's tasks and shots."""
     from nanoeuler.evaluation.judge import task_name
     from nanoeuler.evaluation.tasks import TASKS
 
@@ -253,7 +256,7 @@ def _judge_tasks(
     run: Path, asked: list[tuple[str, int]], folder: Path | None, limit: int | None,
     how: tuple[str, int | None],
 ) -> None:  # fmt: skip
-    """Print a line for each measure of each task. Files are looked for before a model is read."""
+    """Print a line for each metric of each task. Missing files are found before a model is read."""
     from nanoeuler import api
     from nanoeuler.evaluation.judge import core, is_core, judge, judge_text
     from nanoeuler.evaluation.likelihood import CpuScorer, scorers
@@ -302,7 +305,7 @@ def _print_scores(judged):
 
 
 def _bar_of_items(progress, name):
-    """A function for `judge` to report to."""
+    """A progress bar as `report` of `judge`."""
     task = progress.add_task(name, total=None)
     return lambda done, total: progress.update(task, completed=done, total=total,
                                                description=f"{name}: {done:,} of {total:,}")
@@ -311,12 +314,12 @@ def _bar_of_items(progress, name):
 # %% sec-cli-speedrun
 _PlannedEngine = Annotated[
     str | None,
-    typer.Option("--engine", metavar="NAME", help="only for this engine: cpu, cuda, ..."),
+    typer.Option("--engine", metavar="NAME", help="plan for this engine: cpu, cuda, ..."),
 ]
 
 
 def _print_added(optimizer, config, batch_size):
-    """Print what a step takes besides, by an optimizer that multiplies matrices."""
+    """Print what an optimizer that multiplies matrices adds to a step."""
     from nanoeuler.training.muon import added
     from nanoeuler.training.run import Settings
 
@@ -326,9 +329,9 @@ def _print_added(optimizer, config, batch_size):
 
 @app.command()
 def check() -> None:
-    """Prove the gradients.
+    """Check the gradients of a tiny model.
 
-    Every element of every tensor of a tiny model is compared with its complex step.
+    The gradient of every element of every tensor is compared with its complex-step derivative.
 
     Example: nanoeuler check
     """
@@ -347,13 +350,12 @@ def plan(
     batch_size: flags.BatchSize = None, tokens: flags.Tokens = None, engine: _PlannedEngine = None,
     ranks: flags.Ranks = None, base: flags.FromRun = None, optimizer: flags.Optimizer = None,
 ) -> None:  # fmt: skip
-    """Estimate what training takes: FLOPs, memory, and hours on several devices.
+    """Estimate training: FLOPs, memory, and hours on several devices.
 
-    The flags for sizes change those of the preset. Without --tokens, a model is trained on 20
-    tokens for each of its parameters. With --engine cuda, every GPU that we know has a line; with
-    --engine cpu, this machine is timed. With --ranks, the batch is split over so many H200. With
-    --lora, what adapters take is told, of this machine or, with --engine cuda, of every GPU.
-    --from takes the model of a run. --optimizer muon says what Muon adds to a step.
+    The model is --preset, changed by the flags for sizes, or that of the run in --from. It is
+    trained on --tokens tokens, by default 20 per parameter. --engine cuda prints a line for every
+    GPU that we know, and --engine cpu times this machine. --ranks splits the batch over so many
+    H200 GPUs. --lora prints what adapters take, and --optimizer muon what Muon adds to a step.
 
     Example: nanoeuler plan --preset euler-116m --batch-size 16
     """
@@ -379,7 +381,7 @@ def plan(
         print(step.on_cards(config, batch_size, name))
     else:
         print(plan.report(config, batch_size, tokens))
-        print(f"\na step of our own on an H200, by its list of launches\n"
+        print(f"\na training step on an H200, by its launch sequence\n"
               f"{step.report(config, batch_size)}")  # fmt: skip
     if ranks:
         print(f"\n{report(config, batch_size, ranks)}")
@@ -388,10 +390,13 @@ def plan(
 
 
 @app.command()
-def bench(name: Annotated[str | None, typer.Argument(metavar="NAME")] = None) -> None:
-    """Measure this machine anew, into data/measurements/NAME.json of the checkout.
+def bench(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="what to measure")] = None,
+) -> None:
+    """Repeat one of the book's measurements on this machine.
 
-    Without NAME, say which names there are.
+    The result replaces data/measurements/NAME.json of the checkout. Without NAME, it lists the
+    names.
 
     Example: nanoeuler bench tokenizer
     """
@@ -404,7 +409,7 @@ def bench(name: Annotated[str | None, typer.Argument(metavar="NAME")] = None) ->
         return
     if name not in names:
         raise UserError(f"no measurement is named {name!r}: choose one of {', '.join(names)}")
-    sys.argv = [str(tests / "bench" / f"{name}.py")]  # the script's own: it has no arguments
+    sys.argv = [str(tests / "bench" / f"{name}.py")]  # as if the script were called alone
     sys.path[:0] = [str(tests), str(tests / "helpers")]  # where the tests find their helpers, too
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
@@ -416,7 +421,9 @@ def bench(name: Annotated[str | None, typer.Argument(metavar="NAME")] = None) ->
 # %% sec-cli-doctor
 @app.command()
 def doctor() -> None:
-    """Say what this machine offers, and what may slow it down. Changes nothing.
+    """Report what this machine offers, and what may slow it down.
+
+    It changes nothing.
 
     Example: nanoeuler doctor
     """

@@ -171,7 +171,8 @@ _Size = Annotated[str, typer.Option("--size", metavar="NAME", help="auto, try, l
 _Folder = Annotated[Path, typer.Option("--out", metavar="DIR", file_okay=False,
                                        help="where to write")]  # fmt: skip
 _Minutes = flags.SETTINGS["minutes"]
-_Name = Annotated[str, typer.Option(metavar="NAME|FILE|DIR", help="docs, a file, or prepared data")]
+_Name = Annotated[str, typer.Option(metavar="NAME|FILE|DIR",
+                                    help="docs (the embedded corpus), a file, or prepared data")]
 
 
 def chosen_size(name: str, engine: str, minutes: float | None) -> Size:
@@ -195,9 +196,10 @@ def run_pipeline(
     engine: flags.Engine = "auto", ranks: flags.Ranks = None,
     plan: Annotated[bool, typer.Option("--plan", help="only say what it will take")] = False,
 ) -> None:  # fmt: skip
-    """Run the full pipeline (train, sft, prefer, eval), resuming finished stages.
+    """Run the whole pipeline: train, sft, prefer, eval.
 
-    Left out, the text, the pairs and the comparisons are docs. It says first what it will take.
+    It begins by saying what that will take. Finished stages are skipped, and an interrupted one is
+    resumed. --size auto is gpu if there is a GPU, else laptop.
 
     Example: nanoeuler all --size try --out runs/try
     """

@@ -2,9 +2,9 @@
 
 
 # %% sec-cli-main
-"""`nanoeuler prefer`: the command that teaches a model which of two answers is the better one.
+"""`nanoeuler prefer`: the command that teaches a model which of two answers is better (DPO).
 
-Leaves out defaults of the run, as train.py does, and imports inside.
+Leaves out defaults of the run and imports inside functions, as train.py does.
 """
 
 from pathlib import Path
@@ -16,21 +16,21 @@ from nanoeuler.cli import flags
 from nanoeuler.cli.stdio import tell
 from nanoeuler.errors import UserError
 
-# Of those that train, the ones of a processor.
+# Only CPU engines can do this.
 Engine = Annotated[str, typer.Option(metavar="NAME", help="cpu, fused or reference")]
-PREFERRED = Path("runs/preferred")  # beside flags.CHAT, which it begins with
-# Those of every run that takes a number of steps, and a batch through memory at once.
+PREFERRED = Path("runs/preferred")  # it starts from flags.CHAT
+# The settings of a run with a number of steps, which takes each batch through memory at once.
 SETTINGS = {
     name: kind for name, kind in flags.SETTINGS.items() if name not in ("minutes", "accumulate")
 }
 
 
-# Pairs, of which a tenth is a couple.
+# Pairs, so that the held-out tenth has the two that make a comparison.
 FEWEST = 20
 
 
 def _comparisons(data):
-    """Comparisons to learn from and held out: of pairs in couples, or those of a file."""
+    """Comparisons to learn from, and held-out ones: made of pairs, or read from a file."""
     from nanoeuler import api
     from nanoeuler.data.text import TRAIN_SHARE
     from nanoeuler.training.dpo import halves
@@ -41,7 +41,7 @@ def _comparisons(data):
         pairs = [pair for pair in api.pairs_of(data) if [*map(type, pair)] == [str, str]]
         if len(pairs) < FEWEST:
             raise UserError(f"expected at least {FEWEST} pairs of a question and an answer, "
-                            f"of which {data} has {len(pairs)}: give more")  # fmt: skip
+                            f"but {data} has {len(pairs)}: give more")  # fmt: skip
         return halves(pairs)
     if not path.is_file():
         raise UserError(f"expected docs, a file of comparisons, or a folder of prepared pairs, but "
@@ -49,8 +49,8 @@ def _comparisons(data):
     found = read_preferences(path)
     cut = int(len(found) * TRAIN_SHARE)
     if not cut:
-        raise UserError(f"expected at least 2 comparisons in {path}, got {len(found)}: a tenth is "
-                        "held out, and the others are learned from")  # fmt: skip
+        raise UserError(f"expected at least 2 comparisons in {path}, got {len(found)}: one is "
+                        "held out, and one is learned from")  # fmt: skip
     return found[:cut], found[cut:]
 
 
@@ -60,11 +60,12 @@ def prefer(
     base: flags.From = flags.CHAT, out: flags.Out = PREFERRED, engine: Engine = "cpu",
     resume: flags.Resume = False,
 ) -> None:  # fmt: skip
-    """Teach a model which of two answers is the better one.
+    """Teach a model which of two answers is better (DPO).
 
-    By default, --data is docs: each function's own sentence against another's. A file of --data has
-    a line {"question": TEXT, "chosen": TEXT, "rejected": TEXT} for each comparison. With --resume,
-    give the same flags again. It runs on the processor alone.
+    Without flags, it continues runs/chat on docs: what is said of a function in its documentation
+    is better than what is said of another. A file for --data has one JSON object a line:
+    {"question": TEXT, "chosen": TEXT, "rejected": TEXT}. With --resume, give the same flags again.
+    It uses the CPU only.
 
     Example: nanoeuler prefer --from runs/chat --out runs/preferred
     """

@@ -17,13 +17,13 @@ _Origins = Annotated[
     list[str] | None,
     typer.Option("--allow-origin", metavar="URL", help="also answer pages from here (repeatable)"),
 ]
-# The names of the one machine that reaches itself: RFC 1122, RFC 4291 and RFC 6761.
+# The names by which a machine reaches itself: RFC 1122, RFC 4291 and RFC 6761.
 LOOPBACK = "127.0.0.1", "::1", "localhost"
 
 
 def _warn(name, parameters, host, port):
-    """Say on stderr what to expect of the model, and of a port that others reach."""
-    print(f"{name} has {parameters:,} parameters: what it says is often wrong", file=sys.stderr)
+    """Say on stderr what to expect of the model, and warn about a port that others can reach."""
+    print(f"{name} has {parameters:,} parameters: its answers are often wrong", file=sys.stderr)
     if host not in LOOPBACK:
         print(f"warning: anybody who can reach port {port} of {host} can use this model: there is "
               "no password and no encryption", file=sys.stderr)  # fmt: skip
@@ -38,9 +38,10 @@ def serve(
     tokens: flags.whole("number of tokens") = 1024,
     allow_origin: _Origins = None, engine: flags.InferenceEngine = "auto",
 ) -> None:  # fmt: skip
-    """Serve a model: a page to chat with, and an API like OpenAI's at /v1.
+    """Serve a model: a chat page, and an API like OpenAI's at /v1.
 
-    Until Ctrl-C. More than --slots and --waiting requests at a time are refused.
+    It runs until Ctrl-C. An answer has at most --tokens tokens. Up to --slots requests are answered
+    at the same time, --waiting more may wait, and any others are refused.
 
     Example: nanoeuler serve --from runs/chat --port 8000
     """
@@ -59,8 +60,8 @@ def serve(
     app = application(service, (*LOOPBACK, "[::1]") if mine else None, allow_origin or ())
     _warn(name, count_parameters(model.config), host, at)
     shown = f"[{host}]" if ":" in host else host
-    tell(f"http://{shown}:{at}/ is the page; programs take http://{shown}:{at}/v1 (Ctrl-C ends it)")
+    tell(f"http://{shown}:{at}/ is the chat page, http://{shown}:{at}/v1 the API; Ctrl-C ends it")
     try:
         run(app, door, worker)
-    except KeyboardInterrupt:  # uvicorn's way to say that it was one
+    except KeyboardInterrupt:  # uvicorn raises it again after Ctrl-C
         pass

@@ -4,7 +4,7 @@
 # %% sec-cli-speedrun
 """`nanoeuler speedrun`: train against the clock, and keep the record.
 
-Imports inside functions, as main.py does; here it also counts.
+Imports inside functions, as main.py does; here their time counts, too.
 """
 
 import sys
@@ -17,17 +17,17 @@ from nanoeuler.cli import flags
 from nanoeuler.cli.stdio import tell
 from nanoeuler.errors import UserError
 
-# A race has minutes instead of steps, and the vocabulary of its data.
+# A race has minutes instead of steps, and takes the vocabulary of its data.
 SETTINGS = {name: kind for name, kind in flags.SETTINGS.items() if name != "steps"}
-# The same.
+# All sizes but that of the vocabulary.
 SIZES = {name: kind for name, kind in flags.SIZES.items() if name != "vocab_size"}
 _Recipe = Annotated[str, typer.Option(metavar="NAME|FILE", help="adamw, muon, or a .json file")]
-_Engine = Annotated[str, typer.Option(metavar="NAME", help="cuda; cpu rehearses")]
+_Engine = Annotated[str, typer.Option(metavar="NAME", help="cuda, or cpu for a rehearsal")]
 _Idea = Annotated[str | None, typer.Option(metavar="TEXT", help="what is new about this run")]
 _Predicted = Annotated[float | None, typer.Option(
-    parser=flags.number, metavar="X", help="bits per byte that you expect")]
+    parser=flags.number, metavar="X", help="bits per byte that you predict")]
 _Log = Annotated[Path | None, typer.Option(
-    metavar="FILE", help="the records, if not data/speedrun.jsonl")]
+    metavar="FILE", help="file of records  [default: data/speedrun.jsonl]")]
 _Listed = Annotated[bool, typer.Option("--list", help="show the records, and do nothing else")]
 
 
@@ -38,11 +38,12 @@ def speedrun(
     threads: flags.Threads = None, idea: _Idea = None, predicted: _Predicted = None,
     log: _Log = None, listed: _Listed = False,
 ) -> None:  # fmt: skip
-    """Train for five minutes, all included, and judge: a benchmark for one GPU.
+    """Train for five minutes on one GPU, and score: a benchmark.
 
-    The clock starts with this process and stops after the last step; then the held-out part of the
-    data is judged. The other flags change the recipe. The outcome is a line, and a record in a file
-    that --list shows. Without --out, the model isn't kept.
+    The clock starts with this process and stops after the last step; then the model is judged on
+    the held-out part of --data, a prepared folder. Flags for settings and sizes change the recipe.
+    It prints the result and adds it to a file of records, which --list shows. Without --out, the
+    model isn't kept.
 
     Example: nanoeuler speedrun --data data/prepared/books --recipe muon --seed 1
     """
@@ -54,8 +55,8 @@ def speedrun(
         _list(log)
         return
     if data is None:
-        raise UserError("expected the data of a speedrun: name a prepared folder (--data), which "
-                        "nanoeuler data prepare makes")  # fmt: skip
+        raise UserError("expected data for a speedrun: name a folder made by nanoeuler data "
+                        "prepare (--data)")  # fmt: skip
     from nanoeuler.training.speedrun import MINUTES, add_record, recipe_of, result
     from nanoeuler.training.speedrun import speedrun as race
 
@@ -67,13 +68,13 @@ def speedrun(
     record |= {"idea": idea, "predicted": predicted}
     add_record(log, record)
     if record["corpus"] == "another corpus":
-        print("the data aren't the books that records are compared by: the record says so",
+        print("the data isn't the corpus on which records are compared: the record says so",
               file=sys.stderr)  # fmt: skip
     tell(result(record))
 
 
 def _list(log):
-    """Print the records of a file."""
+    """Print the records in a file."""
     from nanoeuler.training.speedrun import read_records, table
 
     records = read_records(log)

@@ -2,7 +2,7 @@
 
 
 # %% sec-cli-main
-"""What to do where nobody reads: messages are dropped, and the work goes on."""
+"""What to do if nobody reads the output: drop messages, and go on with the work."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ def drop(stream: TextIO) -> None:
 
 
 class Messages:
-    """A stream for messages, in all as `stream` but that it does not matter if nobody reads."""
+    """A stream for messages: like `stream`, but it raises nothing if nobody reads it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -42,5 +42,5 @@ class Messages:
 
 
 def tell(text: str) -> None:
-    """Print on stdout where the result of a command lies; it is there whether or not it is read."""
+    """Print the last line of a command on stdout; the result is safe even if nobody reads it."""
     print(text, file=Messages(sys.stdout), flush=True)

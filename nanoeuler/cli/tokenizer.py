@@ -4,7 +4,7 @@
 # %% sec-cli-tokenizer
 """`nanoeuler tokenizer`: learn a vocabulary, and turn text into ids and back, a chunk at a time.
 
-Leaves out how text is cut and merged: appendix B's modules. Imports inside, as main.py does.
+Leaves out how text is split and merged: see appendix B. Imports inside functions, as main.py does.
 """
 
 import os
@@ -29,20 +29,20 @@ CHUNK = 1 << 20  # bytes read at a time: little memory, and few calls
 
 # The group of commands that main.py adds to the program.
 tokenizer_app = typer.Typer(help="Learn a vocabulary; turn text into ids and back.")
-_Text = Annotated[str | None, typer.Argument(metavar="TEXT")]
+_Text = Annotated[str | None, typer.Argument(metavar="TEXT", help="a text")]
 
 
 def _chunks(read, see):
-    """Yield the bytes that `read(CHUNK)` gives until it gives none; `see(chunk)` before each."""
+    """Yield the chunks of bytes that `read(CHUNK)` returns, after `see(chunk)` for each."""
     while chunk := read(CHUNK):
         see(chunk)
         yield chunk
 
 
 def bar_of_bytes(progress: "Progress", total: int) -> Callable[[bytes], None]:
-    """Add a bar to `progress`; return a function of a chunk that has been read, which moves it.
+    """Add a bar to `progress`; return a function that moves it by a chunk that has been read.
 
-    total: the bytes that are to come, or 0 if that is not known.
+    total: the number of bytes to read, or 0 if that is not known.
     """
     from rich.filesize import decimal
 
@@ -68,7 +68,7 @@ def _size(path):
 
 
 def _check_files(files, out):
-    """The bytes in the files; UserError for one that cannot be read, and for a bad place `out`."""
+    """The bytes in the files; UserError if one cannot be read, or `out` cannot be written."""
     total = sum(map(_size, files))
     if os.path.realpath(flags.file_out(out)) in map(os.path.realpath, files):
         raise UserError(f"--out {out} is a text to learn from: name another file")
@@ -109,13 +109,13 @@ def _learned(files, total, vocab_size):
 def tokenizer_train(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="FILE...", help="text; without any: the embedded corpus"),
+        typer.Argument(metavar="FILE...", help="texts; without any: the embedded corpus"),
     ] = None,
     vocab_size: flags.VocabSize = None, out: flags.OutFile = Path("tokenizer.json"),
 ) -> None:  # fmt: skip
     """Learn a vocabulary from files.
 
-    They may be larger than memory, and need not be UTF-8.
+    The files may be larger than memory, and need not be UTF-8.
 
     Example: nanoeuler tokenizer train story.txt --vocab-size 1024
     """
@@ -141,7 +141,7 @@ def tokenizer_encode(
 ) -> None:
     """Print the ids of a text.
 
-    Without TEXT, of the bytes on stdin.
+    Without TEXT, it reads bytes from stdin.
 
     Example: nanoeuler tokenizer encode "The river" --tokenizer runs/base
     """
@@ -165,13 +165,13 @@ def tokenizer_encode(
 
 
 def _ids(chunks):
-    """Yield lists of ids from `chunks` of bytes, in which they are numbers with spaces between."""
+    """Yield lists of ids from `chunks` of bytes, which hold numbers separated by spaces."""
     rest = b""
     for chunk in chunks:
         words = (rest + chunk).split()
         rest = b"" if chunk[-1:].isspace() else words.pop()
         yield [_id(word) for word in words]
-        _id(rest or b"0")  # a number too long is told now, before it has filled the memory
+        _id(rest or b"0")  # refuse a number that is too long before it fills the memory
     yield [_id(rest)] if rest else []
 
 
@@ -179,7 +179,7 @@ def _id(word):
     """The number that the bytes `word` spell."""
     if not (word.isdigit() and len(word) <= flags.LONGEST_ID):
         raise UserError(
-            f"expected ids, numbers of at most {flags.LONGEST_ID} digits with spaces between them, "
+            f"expected ids, numbers of at most {flags.LONGEST_ID} digits separated by spaces, "
             f"but one begins with {repr(word[: flags.LONGEST_ID])[1:]}"
         )
     return int(word)
@@ -187,12 +187,12 @@ def _id(word):
 
 @tokenizer_app.command("decode")
 def tokenizer_decode(
-    ids: Annotated[list[str] | None, typer.Argument(metavar="ID...")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID...", help="ids")] = None,
     path: flags.Tokenizer = Path("tokenizer.json"),
 ) -> None:
-    """The text of ids.
+    """Print the text of ids.
 
-    Without ID, of those on stdin: then their exact bytes are written, and no end of a line.
+    Without ID, it reads ids from stdin and writes their exact bytes, without a line end.
 
     Example: nanoeuler tokenizer decode 84 104 101 --tokenizer runs/base
     """
@@ -208,9 +208,9 @@ def tokenizer_decode(
 def tokenizer_show(
     text: _Text = None, path: flags.Tokenizer = Path("tokenizer.json")
 ) -> None:
-    """The tokens of a text, an id and its bytes a line.
+    """Print the tokens of a text, each with its id on a line.
 
-    Without TEXT, the whole vocabulary.
+    Without TEXT, it prints the whole vocabulary.
 
     Example: nanoeuler tokenizer show "The river" --tokenizer runs/base
     """

@@ -2,10 +2,10 @@
 
 
 # %% sec-cli-main
-"""`nanoeuler train` and `nanoeuler sft`: the commands that take steps, and what they say.
+"""`nanoeuler train` and `nanoeuler sft`: the commands that take training steps.
 
-Leaves out defaults of training: those are where they are explained. Imports inside, as main.py
-does.
+Leaves out the defaults of training, which are where they are explained. Imports inside functions,
+as main.py does.
 """
 
 import sys
@@ -19,13 +19,13 @@ from nanoeuler.cli import flags
 from nanoeuler.cli.stdio import tell
 from nanoeuler.errors import UserError
 
-SAMPLE_TOKENS = 150  # of the text that a run shows: some lines of a terminal
-ASKED = 3  # held-out questions that fine-tuning shows the answers to
-ANSWER_TOKENS = 128  # of such an answer at most: a model that learns to end has not learned it yet
+SAMPLE_TOKENS = 150  # of the sample that a run shows: a few lines of a terminal
+ASKED = 3  # held-out questions whose answers fine-tuning shows
+ANSWER_TOKENS = 128  # of such an answer at most: the model may not have learned to end yet
 
 
 def _print_plan(run, seconds_per_step, ranks=1):
-    """Print on stderr what the steps that `run` has before it will take; their time once known."""
+    """Print on stderr what the remaining steps of `run` will take; their time once it is known."""
     from nanoeuler.engines.registry import GPU_ENGINES
     from nanoeuler.planning.plan import size_lines, time_line
 
@@ -58,13 +58,13 @@ def _learned_vocabulary(sizes, tokenizer, text):
     """UserError if --vocab-size is given where no vocabulary will be learned."""
     if "vocab_size" in sizes and (tokenizer or text and Path(text).is_dir()):
         raise UserError(
-            "expected --vocab-size for a text whose vocabulary is to be learned, but a tokenizer "
-            "or prepared data is given: leave out --vocab-size"
+            "--vocab-size is for a text whose vocabulary will be learned, but a tokenizer or "
+            "prepared data is given: leave out --vocab-size"
         )
 
 
 def _over_ranks(call, ranks, train):
-    """Call train(how many ranks) here alone, or as rank 0 of several, whom the others follow."""
+    """Call train(number of ranks), alone or as rank 0 of several, which the others follow."""
     from nanoeuler.engines.ranks import controller, launch
 
     group = launch.world(ranks)
@@ -87,9 +87,10 @@ def train(
 ) -> None:  # fmt: skip
     """Train a model on a text.
 
-    By default, --data is docs, --preset small, and the tokenizer that of prepared data or learned
-    from the text. The flags for sizes and switches change those of the preset. small-modern is
-    trained by Muon, with settings of its own. With --resume, all are the run's.
+    Without flags, it trains the preset small for five minutes on docs. The tokenizer is learned
+    from the text, or is that of prepared data. Flags for sizes and switches change the preset;
+    small-modern also has settings of its own (Muon). --engine auto takes a GPU if there is one.
+    With --resume, leave out all that the run knows: its data (unless prepared), model and settings.
 
     Example: nanoeuler train --data story.txt --out runs/story --steps 500
     """
@@ -116,9 +117,9 @@ def train(
 
 
 def _answer(model, question):
-    """The beginning of what a model says to a question; or why it cannot, where that is too long.
+    """The beginning of a model's answer; or the error, if the question is too long.
 
-    A run that has come so far does not end because of one question.
+    A finished run must not fail because of one question.
     """
     try:
         return "".join(islice(model.chat().reply(question), ANSWER_TOKENS))
@@ -133,12 +134,12 @@ def sft(
     base: flags.FromRun = None, out: flags.Out = flags.CHAT, engine: flags.Engine = "auto",
     ranks: flags.Ranks = None, resume: flags.Resume = False,
 ) -> None:  # fmt: skip
-    """Teach a trained model to answer.
+    """Fine-tune a trained model to answer questions.
 
-    By default, --data is docs, and --from is runs/base. A file of --data has a line {"question":
-    TEXT, "answer": TEXT} for each pair, or Alpaca's instruction, input and output, or messages of
-    user and assistant. With --lora, adapters of that rank learn, and the model of --from stays as
-    it is. With --resume, the model and all settings are the run's.
+    Without flags, it fine-tunes runs/base on docs. A file for --data has one JSON object a line:
+    {"question": TEXT, "answer": TEXT}, or Alpaca's instruction, input and output, or messages of
+    user and assistant. With --lora, only adapters are trained, and the run of --from has to stay
+    where it is. With --resume, the model and all settings are the run's.
 
     Example: nanoeuler sft --from runs/base --out runs/chat
     """
@@ -158,7 +159,7 @@ def sft(
         if base is None and not (resume and checkpoints(folder)):  # else it has its own
             first = flags.BASE
         if first and not resume:
-            read_record(first)  # a missing model is told before half a minute of reading pairs
+            read_record(first)  # fail for a missing model before half a minute of reading pairs
         pairs = api.pairs_of(data)
 
         def answers(model):
@@ -173,5 +174,5 @@ def sft(
         tell(f"saved in {folder}; next: nanoeuler chat --from {chosen(folder)}")
 
     if lora and (ranks or 1) > 1:
-        raise UserError("LoRA adapters are not trained by several ranks yet: leave out --ranks")
+        raise UserError("LoRA adapters can't be trained by several ranks yet: leave out --ranks")
     _over_ranks(call, ranks, run)

@@ -4,7 +4,8 @@
 # %% sec-face-evaluate
 """How well a model predicts a text: bits per byte and perplexity, as validation measures them.
 
-Leaves out tasks with questions and right answers. Of K predicted tokens the next one is judged.
+Leaves out tasks with questions and right answers. If a model predicts K tokens, only the next
+one is judged.
 """
 
 import math
@@ -34,7 +35,7 @@ class Evaluation(NamedTuple):
 
 
 def windows_at_once(n: int, context: int) -> int:
-    """How many of n windows make a batch: equal parts of them all, of BATCH_TOKENS at most."""
+    """How many of n windows make a batch: nearly equal batches of at most BATCH_TOKENS tokens."""
     batches = math.ceil(n / max(1, BATCH_TOKENS // context))
     return math.ceil(n / batches)
 
@@ -45,7 +46,7 @@ def evaluate(
 ) -> Evaluation:  # fmt: skip
     """The numbers of equation eq-face-evaluate over all windows of `held_out`.
 
-    engine and threads as `make_stepper` has them; `report` hears of each batch.
+    engine and threads are those of `make_stepper`; `report` is called after each batch.
     """
     if threads is not None and threads < 1:
         raise UserError(f"expected threads to be above 0, got {threads}: leave it out, or give one")

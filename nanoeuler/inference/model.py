@@ -2,9 +2,9 @@
 
 
 # %% sec-face-model
-"""A trained model as one thing: configuration, tokenizer and weights, and what they do together.
+"""A trained model as one object: configuration, tokenizer and weights, and methods to use them.
 
-Leaves out how it came to be: training, fine-tuning and loading are functions of api.py.
+Leaves out how a model is made: training, fine-tuning and loading are functions of api.py.
 """
 
 import os
@@ -35,7 +35,7 @@ from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.run import check_sizes
 
-TOKENS = 200  # that are written if nobody says how many: about a paragraph
+TOKENS = 200  # to generate, if nobody says how many: about a paragraph
 
 
 def check_kind(name: str, value: object, kind: type[Any]) -> None:
@@ -48,18 +48,18 @@ def check_kind(name: str, value: object, kind: type[Any]) -> None:
 
 
 class GenerateOptions(SamplingOptions, total=False):
-    """Options of a text: the `SamplingOptions`, where the text ends, and which reader."""
+    """Options of generation: the `SamplingOptions`, where the text ends, and the backend."""
 
-    stop_tokens: Sequence[int | str]  # tokens that it ends before: ids, or names of special ones
+    stop_tokens: Sequence[int | str]  # tokens to stop at: ids, or names of special tokens
     engine: str  # auto, cuda, cpu, fused, reference, ...
-    quantize: str  # none; int8, int4: matrices in less memory, with an error
+    quantize: str  # none; int8, int4: weights in less memory, slightly less accurate
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model that is ready for use: `nanoeuler.load`, `train` and `finetune` return one.
+    """A model that is ready to use: `nanoeuler.load`, `train` and `finetune` return one.
 
-    UserError for parts that do not belong together.
+    UserError for parts that don't belong together.
 
     >>> model.config.n_layers
     2
@@ -93,7 +93,7 @@ class Model:
     def logits(self, text: str | bytes) -> np.ndarray:
         """The scores (T, V) float32 of the token that follows each of the T tokens of `text`.
 
-        UserError if there is none, or more than the context holds.
+        UserError if the text has no token, or more than the context holds.
 
         >>> scores = model.logits("The river")
         >>> ids = model.tokenizer.encode("The river")
@@ -107,7 +107,7 @@ class Model:
         ids, most = self.tokenizer.encode(text), self.config.context
         if not 0 < len(ids) <= most:
             raise UserError(
-                f"expected a text of 1 to {most} tokens, got {len(ids)}: give another piece of it"
+                f"expected a text of 1 to {most} tokens, got {len(ids)}: give a part of it"
             )
         scores, _ = forward(engine_factory("reference")(), self.config, self.weights, ids[None])
         return scores[0, :, 0]
@@ -125,10 +125,10 @@ class Model:
     ) -> Evaluation:  # fmt: skip
         """How well the model predicts `text`: a text, or the `Path` of a file or prepared folder.
 
-        Of a prepared folder its held-out side is judged, else the whole text. engine: auto, cuda,
-        cpu, ...; threads: of a CPU, None for one a core; `report` hears of tokens judged, tokens in
-        all and bits per byte so far. UserError for a text of fewer than two tokens, data prepared
-        with another tokenizer, and a str that names a file.
+        Only the held-out part of a prepared folder is judged, and all of anything else. engine:
+        auto, cuda, ...; threads: of a CPU, None for one per core; `report` gets the tokens judged,
+        tokens in total and bits per byte so far. UserError for a text of fewer than two tokens,
+        data prepared with another tokenizer, and a str that names a file.
 
         >>> model.evaluate("The river begins under a stone.").perplexity >= 1
         True
@@ -136,7 +136,7 @@ class Model:
         return evaluate_weights(self.weights, self.held_out(text), engine, threads, report)
 
     def bits_per_byte(self, text: str | bytes | Path, *, engine: str = "auto") -> float:
-        """The first number of `evaluate`: what the text would take, were it coded by the model.
+        """The first number of `evaluate`: the compressed size of the text if the model coded it.
 
         >>> known, unknown = "The river begins under a stone.", "zxq jvw kpf zqj xvk"
         >>> model.bits_per_byte(known) < model.bits_per_byte(unknown)
@@ -147,7 +147,7 @@ class Model:
     def _begin(self, text: str | bytes, stop_tokens: Sequence[int | str] = (),
                engine: str = "auto", quantize: str = "none", **sampling: Unpack[SamplingOptions]
                ) -> tuple[Decoder, list[int], list[int], SamplingOptions]:  # fmt: skip
-        """A decoder, the ids of `text`, the ids that end it, and the sampling options."""
+        """A decoder, the ids of the prompt `text`, the ids to stop at, and the sampling options."""
         special, ends = self.tokenizer.special, []
         for token in [stop_tokens] if isinstance(stop_tokens, int | str) else stop_tokens:
             found = special.get(token) if isinstance(token, str) else token
@@ -166,7 +166,7 @@ class Model:
     def stream(self, text: str | bytes = "\n", tokens: int = TOKENS,
                stop: Sequence[str] = (), guesses: int = 0, **options: Unpack[GenerateOptions]
                ) -> Iterator[str]:  # fmt: skip
-        """The same in pieces, each as soon as its bytes are whole characters.
+        """`generate` in pieces, each as soon as its bytes form whole characters.
 
         >>> pieces = model.stream("The river", tokens=20, seed=3)
         >>> first = next(pieces)
@@ -184,7 +184,7 @@ class Model:
     def draws(self, text: str | bytes = "\n", tokens: int = TOKENS,
               **options: Unpack[GenerateOptions]
               ) -> Iterator[Drawn]:  # fmt: skip
-        """The tokens of a continuation one by one, each with the logits that it was drawn from.
+        """The tokens of a continuation one by one, each with the logits that it was sampled from.
 
         >>> for drawn in model.draws("The river", tokens=3, seed=3):
         ...     assert drawn.log_probability <= 0
@@ -197,9 +197,9 @@ class Model:
                  ) -> str:  # fmt: skip
         """A continuation of `text`, up to `tokens` long, without the text itself.
 
-        It ends before the first text of `stop`. `guesses` are tokens guessed ahead in a pass; the
-        text is another then, of the same distribution. UserError for an empty text, a negative
-        number of tokens, or a value that something cannot have.
+        It ends before the first text of `stop`. `guesses`: how many tokens to guess ahead in a pass
+        (speculative decoding); the text is then another one of the same distribution. UserError for
+        an empty text, a negative number of tokens, or an option out of its range.
 
         >>> model.generate("The river", 20, seed=3) == model.generate("The river", 20, seed=3)
         True
@@ -220,18 +220,18 @@ class Model:
 
 # %% sec-face-model
 def ids_to_judge(text: str | bytes | Path, tokenizer: Tokenizer) -> Tokens | np.ndarray:
-    """The ids of a text, a file or the held-out side of a prepared folder; see `evaluate`."""
+    """The ids of a text, a file, or the held-out part of a prepared folder; see `evaluate`."""
     if isinstance(text, Path) and text.is_dir():
         prepared = Prepared(text)
         if prepared.tokenizer.hash != tokenizer.hash:
             raise UserError(
-                f"{text} was prepared with another tokenizer than the model's: prepare the "
-                "text again, with the tokenizer of the model, or name the text itself"
+                f"{text} was prepared with another tokenizer than the model's: prepare it again "
+                "with the tokenizer of the model, or give the text itself"
             )
         return prepared.held_out
     if isinstance(text, str) and os.path.isfile(text):
         raise UserError(
             f"expected a text, but {text!r} names a file: give Path({text!r}) to judge "
-            "what is in it"
+            "its contents"
         )
     return tokenizer.encode(read_text(text) if isinstance(text, Path) else text)

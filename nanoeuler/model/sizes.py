@@ -2,7 +2,7 @@
 
 
 # %% sec-face
-"""A configuration with other sizes, and which one is the usual."""
+"""A configuration with other sizes."""
 
 import dataclasses
 from typing import Any

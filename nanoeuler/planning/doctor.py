@@ -2,7 +2,7 @@
 
 
 # %% sec-cli-doctor
-"""What this machine offers to training, and what may slow it down. Changes nothing."""
+"""What this machine offers for training, and what may slow it down. Changes nothing."""
 
 import importlib.util
 import os
@@ -31,7 +31,7 @@ PINNING = (
     "MKL_DEBUG_CPU_TYPE", "NPY_DISABLE_CPU_FEATURES", "NUMBA_DISABLE_JIT", "NUMBA_CPU_NAME",
     "NUMBA_CPU_FEATURES", "NUMBA_OPT",
 )  # fmt: skip
-# What llvm.vector_unit tells apart: (float32 lanes, registers) -> name.
+# The vector units that llvm.vector_unit knows: (float32 lanes, registers) -> name.
 UNITS = {(16, 32): "AVX-512", (8, 16): "AVX2", (4, 32): "NEON", (4, 16): "plain"}
 
 
@@ -45,7 +45,7 @@ def vector_units() -> str:
 
 
 def memory() -> str:
-    """What is known of the memory of this machine, in words."""
+    """The free and total memory of this machine, as far as known, in words."""
     table = Path("/proc/meminfo")  # Linux alone
     free = re.search(r"MemAvailable: *(\d+) kB", table.read_text()) if table.exists() else None
     total = decimal(int(limit())) if limit() < float("inf") else "an unknown size"
@@ -53,12 +53,12 @@ def memory() -> str:
 
 
 def cached_kernels() -> str:
-    """Where compiled kernels are kept, and whether they can be."""
+    """The folder in which compiled kernels are kept, and whether it can be written."""
     folder = Path(norms.rmsnorm._cache.cache_path)  # of numba's dispatcher: no public way
     above = next(path for path in (folder, *folder.parents) if path.exists())
     if os.access(above, os.W_OK):
         return f"kept in {folder}"
-    return f"compiled anew each time: {folder} cannot be written; set NUMBA_CACHE_DIR to a folder"
+    return f"compiled at each start: {folder} cannot be written; set NUMBA_CACHE_DIR to a folder"
 
 
 def gpu() -> str:
@@ -71,7 +71,7 @@ def gpu() -> str:
 
 
 def products_rate(threads: int) -> str:
-    """How fast the engine multiplies matrices on one core, and on so many threads, in words."""
+    """The rate of the engine's matrix products on one core and on `threads` threads, in words."""
     one, together = (product_rate(n) / 1e9 for n in (1, threads))
     return f"{one:.0f} GFLOP/s on one core, {together:.0f} on {threads} threads"
 
@@ -99,5 +99,5 @@ def report() -> str:
     if pinned:
         names = " ".join(pair.split("=")[0] for pair in pinned)
         lines.append(f"           if training is slow: unset {names}")
-    title = "GPUs that people own, and whether training on them was measured"
+    title = "GPUs that people own, and whether we have measured training on them"
     return "\n".join([*lines, "", title, cards.table()])

@@ -2,9 +2,9 @@
 
 
 # %% sec-face
-"""What a training run takes of the GPU of this machine, and whether there is room for it.
+"""How much GPU memory a training run takes on this machine, and whether it fits.
 
-Leaves out the driver's own memory, and how long a step takes: a run's first steps tell.
+Leaves out the driver's own memory, and how long a step takes: a run times its first steps.
 """
 
 from functools import partial
@@ -23,19 +23,20 @@ from nanoeuler.planning.cards import INSTEAD, OLDEST
 from nanoeuler.planning.lora import lora_host_bytes
 from nanoeuler.planning.step import RULES
 
-# Of the host's memory, for a parameter: its weight and two moments in float32, twice: the run's,
-# and what is on its way from the card.
+# Bytes of host memory per parameter: its weight and two moments in float32, twice: once in the
+# run, and once on the way from the card.
 HOST_BYTES = 2 * 3 * 4
-# Of the GPU's, for what is in no list: the kernels' code, the library's. About: a guess.
+# Bytes of GPU memory for what no launch sequence lists, the code of kernels and library: a guess.
 SPARE = 200e6
 
 
 def step_bytes(
     config: ModelConfig, batch_size: int, accumulate: int, engine: str, lora: Lora | None = None
 ) -> int:
-    """The bytes that a step of an engine of `registry.GPU_ENGINES` takes of this machine's GPU.
+    """The bytes that a step takes on this machine's GPU, by an engine of `registry.GPU_ENGINES`.
 
-    lora: of adapters alone, settled. UserError where that engine cannot take it.
+    lora: a settled `Lora`, if only adapters are trained. UserError if the engine does not support
+    the model.
     """
     card, shape = stepper.gpu(), (batch_size, config.context)
     machine = Machine(*card.card[:2], backends.multiplier(), card.card.l2)
@@ -47,9 +48,9 @@ def step_bytes(
 def in_parts(
     config: ModelConfig, batch_size: int, parts: int, engine: str, lora: Lora | None = None
 ) -> int:
-    """`step_bytes` of a batch in parts; of the third and later ones, but for their tokens.
+    """`step_bytes` of a batch in parts, without the tokens of the third and later ones.
 
-    These take the memory of the second, and a list of very many parts takes long to write.
+    Those reuse the memory of the second, and recording very many parts would take long.
     """
     few = min(parts, 2)
     return step_bytes(config, few * cover(batch_size, parts), few, engine, lora)
@@ -58,9 +59,9 @@ def in_parts(
 def parts_for(
     config: ModelConfig, batch_size: int, accumulate: int, engine: str, lora: Lora | None = None
 ) -> int:
-    """In how many parts, at least `accumulate`, a batch goes through the GPU's free memory.
+    """In how many parts, at least `accumulate`, a batch fits into the GPU's free memory.
 
-    Twice as many again and again, up to a sequence each; UserError if that doesn't fit.
+    Doubles the parts until they fit, down to a sequence each; UserError if that doesn't fit.
     """
     card = stepper.gpu()
     free, whole = check(card.driver.cuMemGetInfo())
@@ -84,7 +85,7 @@ def host_bytes(config: ModelConfig, lora: Lora | None = None) -> int:
 
 
 def disguise(card: Device) -> str:
-    """Which other card a GPU pretends to be, as the end of a line; "" if none."""
+    """Which other card a GPU pretends to be, as the end of a line; "" if it doesn't."""
     if card.card == card.real:
         return ""
     return f"; {PRETENDED} has it pretend to be a card of {in_words(card.card)}"
@@ -93,7 +94,7 @@ def disguise(card: Device) -> str:
 def words(
     config: ModelConfig, batch_size: int, accumulate: int, engine: str, lora: Lora | None = None
 ) -> str:
-    """The memory that a run takes, of the GPU and of this machine, for a line of its plan."""
+    """The memory that a run takes on the GPU and on this machine, for a line of its plan."""
     size = step_bytes(config, batch_size, accumulate, engine, lora)
     host = host_bytes(config, lora)
     card = stepper.gpu()
@@ -104,14 +105,14 @@ def words(
 
 
 def found() -> str:
-    """The GPU of this machine in words, for the doctor, and what it cannot do."""
+    """The GPU of this machine and its limits in words, for the doctor."""
     card = stepper.gpu()
     free, whole = check(card.driver.cuMemGetInfo())
     major, minor = card.real.capability
     text = f"{card.name}, compute capability {major}.{minor}, {free / 1e9:.1f} of "
     text += f"{whole / 1e9:.1f} GB free"
     if others := [f"{n} is {name}" for n, name in card.others().items()]:
-        text += f" ({card.number} of several, {', '.join(others)}: {stepper.NUMBER} takes another)"
+        text += f" ({card.number} of several, {', '.join(others)}: {stepper.NUMBER} selects one)"
     if (major, minor) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         return f"{text}; too old for our engines, which need {oldest}: {INSTEAD}"

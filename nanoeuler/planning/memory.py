@@ -2,9 +2,9 @@
 
 
 # %% sec-face
-"""How much memory this process may have, and a refusal of what would not fit into it.
+"""How much memory this process may use, and an error for what would not fit into it.
 
-Leaves out how much of it is in use at the moment: that changes.
+Leaves out how much of it is in use at the moment, since that changes.
 """
 
 import math
@@ -24,7 +24,7 @@ LIMITS = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_byt
 
 
 def built_in() -> float:
-    """The bytes of memory of this machine; infinity where it does not tell."""
+    """The bytes of memory of this machine; infinity if it does not tell."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # Windows has no sysconf
@@ -32,7 +32,7 @@ def built_in() -> float:
 
 
 def limit() -> float:
-    """The bytes that this process may have at most; infinity where nobody tells."""
+    """The most bytes that this process may use; infinity if that is not known."""
     sizes = [built_in()]
     if sys.platform != "win32":
         soft = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
@@ -44,9 +44,9 @@ def limit() -> float:
 
 
 def need(size: float, what: str, cure: str) -> None:
-    """UserError if `size` bytes are more than `limit`; `what` needs them, and `cure` says less."""
+    """UserError if `what` needs more than `limit`: `size` bytes. `cure` says what to do."""
     if size > limit():
         raise UserError(
             f"{what} needs {decimal(int(size))} of memory, and this machine has "
-            f"{decimal(int(limit()))} for it: {cure}"
+            f"{decimal(int(limit()))}: {cure}"
         )

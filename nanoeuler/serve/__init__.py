@@ -2,7 +2,7 @@
 
 
 # %% sec-serve-seats
-"""A server: texts for many askers at once, by a protocol that other programs speak, and a page.
+"""A server: texts for many clients at once, by OpenAI's protocol, and a chat page.
 
 request, queue, batching (several texts in a pass), streaming, responses, attention maps, and web.
 

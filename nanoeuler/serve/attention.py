@@ -2,7 +2,7 @@
 
 
 # %% sec-serve-attention
-"""Where a model looks: attention maps of one layer for the tokens of a text, for the page.
+"""Attention maps of one layer for the tokens of a text, for the page.
 
 H query heads, T tokens.
 """
@@ -19,13 +19,13 @@ from nanoeuler.model.weights import Weights
 from nanoeuler.serve.request import Refusal, fields_of
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
-LOOKED = 256  # newest tokens that are looked at: a map as wide as a window on a phone has pixels
+LOOKED = 256  # newest tokens in a map, which is then as wide as a phone's screen
 
 
 def attention_maps(
     config: ModelConfig, weights: Weights, ids: list[int], layer: int
 ) -> np.ndarray:
-    """Which share of its view each token gave to each: (H, T, T), of the layer's first stage."""
+    """The attention probabilities (H, T, T) of the layer's first stage."""
     _, saved = stream(ReferenceEngine(), config, weights, np.array([ids]))
     return saved.layers[layer][0][0].saved.p[0]
 
@@ -33,9 +33,9 @@ def attention_maps(
 def look(
     body: bytes, config: ModelConfig, weights: Weights, tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """What is answered to {"ids": [...], "layer": N}: the newest tokens' texts, and their maps.
+    """The answer to {"ids": [...], "layer": N}: the texts of the newest tokens, and their maps.
 
-    maps: H x T x T bytes in base64, 255 times the square root of a share.
+    maps: H x T x T bytes in base64, each 255 times the square root of a probability.
     """
     said = fields_of(body)
     ids, layer = said.get("ids"), said.get("layer", 0)

@@ -2,9 +2,9 @@
 
 
 # %% sec-serve-desk
-"""Jobs, which are texts to be written, and the thread that works them off, several at once.
+"""Jobs, which are texts to generate, and the thread that works on them, several at once.
 
-Leaves out what a request says, and the network.
+Leaves out requests and the network.
 """
 
 import threading
@@ -19,13 +19,13 @@ from nanoeuler.serve.batching import Scheduler
 
 
 class Full(UserError):
-    """There is no room for another job now."""
+    """The queue has no room for another job now."""
 
 
 class Job:
-    """A text to be written: each thing that `write(reader)` yields is handed to `put`.
+    """A text to generate: `put` gets everything that `write(reader)` yields.
 
-    Last, `put` gets None, or the exception that ended the writing.
+    Last, `put` gets None, or the exception that ended the text.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Job:
         self.cancelled = True
 
     def run(self, reader: Reader) -> None:
-        """The whole of it, as a writer at a `Scheduler`."""
+        """Generate the whole text, as a writer of a `Scheduler`."""
         last = None
         try:
             for each in self.write(reader):
@@ -49,10 +49,10 @@ class Job:
 
 
 class Worker:
-    """A thread with a `Scheduler` of the reader that `make` makes, and jobs that run or wait.
+    """A thread with a `Scheduler` for the reader that `make()` returns, and its jobs.
 
-    At most `max_waiting` wait beside those for which there are `slots`. UserError where no reader
-    can be made.
+    Up to `slots` jobs run, and at most `max_waiting` more wait. UserError if no reader can be
+    made.
     """
 
     slots = 0
@@ -66,25 +66,25 @@ class Worker:
         self.slots = ready.result()
 
     def submit(self, job: Job) -> None:
-        """Have a text written; `Full` if there is no room for it."""
+        """Queue a job; `Full` if there is no room for it."""
         with self.change:
             there, most = len(self.waiting) + len(self.running), self.slots + self.max_waiting
             if self.closed or there >= most:
                 raise Full(
-                    f"{self.slots} texts are being written and {self.max_waiting} wait, which is "
-                    "as many as this server takes: ask again in a moment"
+                    f"this server is full: it writes {self.slots} texts at a time, and "
+                    f"{self.max_waiting} more may wait: ask again in a moment"
                 )
             self.waiting.append(job)
             self.change.notify()
 
     def close(self) -> None:
-        """End all writing, and the thread."""
+        """End all jobs, and the thread."""
         with self.change:
             self.closed = True
             self.change.notify()
 
     def _admit(self, scheduler):
-        """Start what there is room for, and wait if nothing runs; False when it is closed."""
+        """Start jobs in free slots, and wait if there are none; False once the worker is closed."""
         with self.change:
             self.running = {slot: self.running[slot] for slot in scheduler.running}
             while not (self.closed or self.waiting or self.running):
@@ -109,4 +109,4 @@ class Worker:
                     scheduler.cancel(slot)
             scheduler.step()
         for job in (*self.running.values(), *self.waiting):
-            job.put(Full("the server is being closed"))
+            job.put(Full("the server is shutting down"))

@@ -2,7 +2,7 @@
 
 
 # %% sec-serve-order
-"""A request for a text in the protocol of OpenAI, read and checked: ids and sampling options.
+"""Requests in OpenAI's protocol, parsed and checked: ids and sampling options.
 
 Leaves out HTTP, and pictures, sounds, tools, and several answers to one question.
 """
@@ -21,12 +21,13 @@ from nanoeuler.model.config import ModelConfig
 from nanoeuler.tokenizer.chat_template import conversation
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
-TOP = 20  # alternatives to a token that may be asked for: the protocol's own bound
-STOPS = 4  # stop strings: the protocol's own bound, too
-STOP = 256  # characters of one, which the protocol leaves open: three lines of text
-SEED_BITS = 53  # of a seed that we choose: all of it survives in a browser's numbers
+TOP = 20  # the most alternatives to a token that may be asked for: the protocol's own bound
+STOPS = 4  # the most stop strings: the protocol's own bound, too
+STOP = 256  # the most characters of one, which the protocol leaves open: three lines of text
+SEED_BITS = 53  # of a seed that we choose: a number in JavaScript holds all of them
 
-# Wishes that would change the answer, which we cannot fulfil; but for the values that say no.
+# Options that would change the answer and that we do not support, with the values that ask for
+# nothing.
 CANNOT: dict[str, Collection[Any]] = {
     "tools": ([],), "functions": ([],), "response_format": ({"type": "text"},), "n": (1,),
     "best_of": (1,), "logit_bias": ({},), "frequency_penalty": (0,), "presence_penalty": (0,),
@@ -36,7 +37,7 @@ CANNOT: dict[str, Collection[Any]] = {
 
 
 class Refusal(UserError):
-    """A request that is not answered: the status of HTTP, and which field is to blame."""
+    """A request that is not answered: the HTTP status, and the field that is wrong."""
 
     def __init__(self, message: str, status: int = 400, field: str | None = None):
         super().__init__(message)
@@ -45,7 +46,7 @@ class Refusal(UserError):
 
 @contextmanager
 def blaming(field: str) -> Iterator[None]:
-    """What is found to be wrong meanwhile is a `Refusal` for this field."""
+    """Turn a UserError raised inside into a `Refusal` for this field."""
     try:
         yield
     except UserError as error:
@@ -56,15 +57,15 @@ class Request(NamedTuple):
     """A request, checked."""
 
     ids: list[int]         # of the prompt
-    tokens: int            # at most so many are written
+    tokens: int            # the most tokens to generate
     sampling: SamplingOptions
-    stop: Sequence[str]    # texts that it ends before
-    guesses: int           # tokens guessed ahead in a pass
-    top: int | None        # so many alternatives to each token are told; None: not even its own p
+    stop: Sequence[str]    # texts before which it ends
+    guesses: int           # tokens to guess ahead in a pass
+    top: int | None        # alternatives to report for each token; None: not even its own p
     stream: bool
-    usage: bool            # a stream tells at its end how many tokens there were
+    usage: bool            # whether a stream ends with the number of tokens
     chat: bool
-    left_out: int          # turns of the conversation that were too many for the context
+    left_out: int          # turns of the conversation that did not fit into the context
 
 
 def _whole(least: int, most: float = float("inf")) -> Callable[[Any], bool]:
@@ -80,7 +81,7 @@ def _is_flag(x):
     return isinstance(x, bool)
 
 
-# The fields whose values we check ourselves: what is good, and how to say it.
+# The fields whose values we check ourselves: a test, and what it expects, in words.
 FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "model": (_is_text, "the name of a model"),
     "stream": (_is_flag, "true or false"),
@@ -95,18 +96,18 @@ FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def fields_of(body: bytes) -> dict[str, Any]:
-    """The fields of a request that say something: a JSON object without what is null.
+    """The fields of a request: a JSON object, without those that are null.
 
-    `Refusal` for what is no such object, and for a field with a value that it cannot have.
+    `Refusal` if the body is no JSON object, or a field has a value that it cannot have.
     """
     try:
         said = json.loads(body, parse_constant=_no_number)
     except ValueError:
-        raise Refusal("expected the body of the request to be JSON, and it is not") from None
+        raise Refusal("expected the body of the request to be JSON, but it is not") from None
     except RecursionError:  # some nine hundred deep
         raise Refusal("expected the body of the request to be nested less deeply") from None
     if not isinstance(said, dict):
-        raise Refusal(f"expected a JSON object, got {said!r:.60}: see the protocol")
+        raise Refusal(f"expected a JSON object, got {said!r:.60}: see OpenAI's API")
     said = {name: value for name, value in said.items() if value is not None}
     for name, (good, wanted) in FIELDS.items():
         if name in said and not good(said[name]):
@@ -121,14 +122,14 @@ def _no_number(name):
     raise ValueError(name)
 
 
-# Who speaks, by the protocol's names: programs for newer models call the system a developer.
+# The roles of the protocol: programs for newer models say developer instead of system.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 Turns = list[tuple[str, str]]  # questions and their answers
 
 
 def turns_of(messages: Any) -> tuple[str | None, Turns, str]:
-    """What the system says, the turns so far, and the question, of the messages of a request."""
+    """The system prompt, the turns so far, and the question, from the messages of a request."""
     if not (isinstance(messages, list) and messages):
         raise Refusal(f"expected messages, a list of them, got {messages!r:.60}", 400, "messages")
     system, said = [], []
@@ -163,7 +164,7 @@ def _spoken(message):
 def fitting(
     tokenizer: Tokenizer, context: int, system: str | None, turns: Turns, question: str
 ) -> tuple[list[int], int]:
-    """The ids of a conversation that fits, and how many turns were left out for it."""
+    """The ids of a conversation cut to fit the context, and how many turns were left out."""
     memory = Memory(tokenizer, context)
     memory.tell(system or "")
     memory.turns = [Turn(*turn, conversation(tokenizer, *turn)[0]) for turn in turns]
@@ -171,16 +172,16 @@ def fitting(
     return before + ids, len(turns) - memory.kept
 
 
-# The fields that go to the sampler under their own names; it checks them.
+# The fields that the sampler takes and checks under the same names.
 SAMPLING = "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"
 
 
 def read_request(
     body: bytes, chat: bool, config: ModelConfig, tokenizer: Tokenizer, name: str, most: int
 ) -> Request:
-    """A request for a text, from the body of a POST, for the model called `name`.
+    """The `Request` in the body of a POST to the model called `name`.
 
-    `most` tokens are written at most. `Refusal` or UserError for what cannot be answered.
+    At most `most` tokens are generated. `Refusal` or UserError if it cannot be answered.
     """
     said = fields_of(body)
     if (model := said.get("model", name)) != name:
@@ -198,7 +199,7 @@ def read_request(
     top = _top(said, chat)
     guesses = min(said.get("guesses", 0), config.n_predict - 1)
     if guesses and top is not None:
-        raise Refusal("with guesses no logprobs are told: leave one of them out", 400, "guesses")
+        raise Refusal("guesses and logprobs exclude each other: leave one out", 400, "guesses")
     usage = bool(said.get("stream_options", {}).get("include_usage"))
     return Request(ids, wanted, sampling, stop, guesses, top, said.get("stream", False), usage,
                  chat, left_out)  # fmt: skip
@@ -216,7 +217,7 @@ def _stop(said):
 
 
 def _sampling(said):
-    """The sampling options of a request, with a seed in any case."""
+    """The sampling options of a request, always with a seed."""
     sampling = {key: said[key] for key in SAMPLING if key in said}
     for key, value in sampling.items():
         with blaming(key):
@@ -235,7 +236,7 @@ def _prompt(given, config, tokenizer):
 
 
 def _top(said, chat):
-    """How many alternatives to a token are asked for; None: not even its own probability."""
+    """How many alternatives to each token to report; None: not even its own probability."""
     asked = said.get("logprobs", False)
     if isinstance(asked, bool) != chat and "logprobs" in said:
         raise Refusal(f"expected logprobs to be {'true or false' if chat else 'a number'}, got "

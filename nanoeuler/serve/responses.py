@@ -2,7 +2,7 @@
 
 
 # %% sec-serve-writing
-"""What is told of a text, in the forms of OpenAI's protocol: whole, in chunks, and errors.
+"""Responses in the formats of OpenAI's protocol: whole, in chunks, and errors.
 
 Leaves out HTTP. Our own additions are under the key "nanoeuler".
 """
@@ -27,18 +27,18 @@ def event(said: Json) -> bytes:
 
 
 def error(message: str, kind: str = "invalid_request_error", field: str | None = None) -> Json:
-    """The body of an answer that says what is wrong."""
+    """The body of an error response."""
     return {"error": {"message": message, "type": kind, "param": field, "code": None}}
 
 
 def spelled(tokenizer: Tokenizer, token: int, p: float | None) -> Json:
-    """A token as a chat's logprobs spell it."""
+    """A token in the format of a chat's logprobs."""
     whole = tokenizer.tokens[token]
     return {"token": whole.decode(errors="replace"), "bytes": [*whole], "logprob": p}
 
 
 def log_of(tokenizer: Tokenizer, tokens: Sequence[Token], chat: bool) -> Json:
-    """What the model thought of tokens, in the form for a chat or in the one for a text."""
+    """The log probabilities of tokens, in the format of a chat or of a completion."""
     if chat:
         return {"content": [
             spelled(tokenizer, token.id, token.log_probability)
@@ -54,7 +54,7 @@ def log_of(tokenizer: Tokenizer, tokens: Sequence[Token], chat: bool) -> Json:
 
 
 class Response:
-    """The forms of one answer, to a `request` to the model called `name`."""
+    """The formats of one answer, to a `request` to the model called `name`."""
 
     def __init__(self, request: Request, tokenizer: Tokenizer, name: str):
         self.request, self.tokenizer, self.name = request, tokenizer, name
@@ -95,12 +95,12 @@ class Response:
         return self._form([choice | said], True) | ({"nanoeuler": own} if own else {})
 
     def begin(self) -> Json:
-        """What a chat's stream begins with: who speaks."""
+        """The first chunk of a chat's stream: the role."""
         delta = {"role": "assistant", "content": ""}
         return self._form([{"index": 0, "delta": delta, "finish_reason": None}], True)
 
     def last(self, end: End) -> list[Json]:
-        """What a stream ends with: why, and how many tokens there were if that was asked for."""
+        """The last chunks of a stream: why it ended and, if asked for, the number of tokens."""
         said = {"delta": {}} if self.request.chat else {"text": ""}
         choice = {"index": 0, "finish_reason": end.reason, "logprobs": None}
         chunks = [self._form([choice | said], True) | {"nanoeuler": self._own(end)}]
@@ -109,7 +109,7 @@ class Response:
         return chunks
 
     def whole(self, pieces: Sequence[Piece], end: End) -> Json:
-        """The answer in one."""
+        """The whole answer in one response."""
         text = "".join(piece.text for piece in pieces)
         tokens = [token for piece in pieces for token in piece.tokens]
         self.ids = [token.id for token in tokens]

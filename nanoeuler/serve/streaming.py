@@ -2,9 +2,9 @@
 
 
 # %% sec-serve-writing
-"""From a checked request to what is told of its text: pieces with their tokens, and the end.
+"""From a checked request to its answer: pieces of text with their tokens, and the end.
 
-Leaves out the form in which it is told: responses.py.
+Leaves out the format of the response: responses.py.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 
 class Token(NamedTuple):
-    """A token of the answer, its log p and that of the likeliest, if asked for; if guessed."""
+    """A token of the answer, its log p and the likeliest tokens, if asked for; if guessed."""
 
     id: int
     log_probability: float | None = None
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 
 
 class End(NamedTuple):
-    """Why the text ended, stop or length, after how many tokens; what became of guesses."""
+    """Why the text ended (stop or length), after how many tokens; which guesses were accepted."""
 
     reason: str
     tokens: int
@@ -47,7 +47,7 @@ class End(NamedTuple):
 def noted(
     request: Request, decoder: Decoder, ends: list[int], count: Count | None
 ) -> Iterator[Token]:
-    """The tokens of an answer, each with what was asked to be told of it."""
+    """The tokens of an answer, each with the notes that the request asks for."""
     how = decoder, request.ids, request.tokens, ends
     if count:
         kept = 0
@@ -67,7 +67,7 @@ def noted(
 def write(
     request: Request, tokenizer: Tokenizer, weights: Weights, reader: Reader
 ) -> Iterator[Piece | End]:
-    """The text that was asked for, in pieces, and its `End`. All special tokens end it."""
+    """The text for a request, in pieces, and its `End`. Any special token ends it."""
     decoder, ends = Decoder(reader.config, weights, reader), [*tokenizer.special.values()]
     count = new_count(reader.config.n_predict - 1) if request.guesses else None
     notes: list[Token] = []

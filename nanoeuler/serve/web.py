@@ -4,7 +4,7 @@
 # %% sec-serve-web
 """The server as a web application: paths, limits, streams. Starlette and uvicorn do the rest.
 
-They are fetched when a server is made, since not every installation has them: the extra `serve`.
+They are imported when a server is made, since not every installation has the extra `serve`.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ from nanoeuler.tokenizer.chat_template import USER
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 BODY = 1 << 18  # bytes of a request: fifty thousand words, more than any context of ours
-SECONDS = 20  # for a request to come or an answer to go: 256 KB in that time is a slow modem
-READ = 1 << 14  # bytes of a connection that are read at a time: as long as a head may be
+SECONDS = 20  # for a request to arrive or an answer to leave: 256 KB in that time is a slow modem
+READ = 1 << 14  # bytes to read from a connection at a time: as long as a head may be
 GRACE = 0.1  # seconds in which a new client's first request is read, however many come with it
-LOOKS = 8  # requests for attention maps at a time: a page has one open, and a map takes no second
+LOOKS = 8  # requests for attention maps at a time: a page has one open, and each is quick
 CURE = "pip install 'nanoeuler[serve]' brings them"
-# The page may load what comes from here, and nothing else; and be shown in no other page.
+# The page may load only what comes from this server, and may not be shown inside another page.
 PAGE = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
@@ -50,7 +50,7 @@ KINDS = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/java
 
 @dataclass(frozen=True)
 class Service:
-    """What is served: a model by its name, the worker that writes, and how long texts may be."""
+    """A model under its name, the worker that generates, and the most tokens of an answer."""
 
     name: str
     config: ModelConfig
@@ -60,7 +60,7 @@ class Service:
     tokens: int
 
     def about(self) -> dict[str, Any]:
-        """The model, in the protocol's form, and what our page wants to know of it."""
+        """The model in the protocol's format, with what our page needs to know about it."""
         c = self.config
         own = {"parameters": count_parameters(c), "context": c.context, "layers": c.n_layers,
                "heads": c.n_heads, "guesses": c.n_predict - 1, "tokens": self.tokens,
@@ -70,7 +70,7 @@ class Service:
 
 
 async def events(service: Service, wanted: Request) -> AsyncIterator[Piece | End]:
-    """What is written for a request, as it is written. `Full`, or what was wrong, is raised."""
+    """What the worker yields for a request. Raises `Full`, or the error that ended the text."""
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
 
     def put(thing: Any) -> None:
@@ -84,24 +84,24 @@ async def events(service: Service, wanted: Request) -> AsyncIterator[Piece | End
             if isinstance(each, Exception):
                 raise each
             yield each
-            if not queue.empty():  # others have their turn, and it may be heard that nobody listens
+            if not queue.empty():  # let others have a turn, and notice if the client has left
                 await asyncio.sleep(0)
     finally:
         job.cancel()
 
 
 def problem(raised: Exception) -> tuple[int, dict[str, Any]]:
-    """The status and the body that tell of an exception; of our own mistakes, that it was one."""
+    """The status and the body of an error response; our own mistakes show no details."""
     if isinstance(raised, Full):
         return 503, error(str(raised), "overloaded")
     if isinstance(raised, UserError):
         status, field = getattr(raised, "status", 400), getattr(raised, "field", None)
         return status, error(str(raised), field=field)
-    return 500, error(f"a mistake of the server's: {type(raised).__name__}", "server_error")
+    return 500, error(f"an error inside the server: {type(raised).__name__}", "server_error")
 
 
 async def lines(answer: Response, first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[bytes]:
-    """The lines of a stream, of which the first event has come already."""
+    """The lines of a stream, whose first event is already here."""
     try:
         if answer.request.chat:
             yield event(answer.begin())
@@ -127,10 +127,10 @@ class Handlers:
         from starlette import requests, responses
 
         self.service, self.http, self.gone = service, responses, requests.ClientDisconnect
-        self.looking, self.looks = asyncio.Lock(), 0  # one at a time, and how many there are
+        self.looking, self.looks = asyncio.Lock(), 0  # one at a time, and how many wait
 
     async def body(self, request: Any) -> bytes:
-        """The body of a POST; `Refusal` where it is too long, breaks off, or is no JSON by name."""
+        """The body of a POST; `Refusal` if it is too long, breaks off, or is not called JSON."""
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind != "application/json":
             raise Refusal("expected a body with content-type application/json", 415)
@@ -154,7 +154,7 @@ class Handlers:
         if not wanted.stream:
             *pieces, end = await unless_gone(request, _all(found))
             return self.http.JSONResponse(answer.whole(pieces, end))
-        kept = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # by whoever is between
+        kept = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # for proxies in between
         first = await unless_gone(request, anext(found))
         return self.http.StreamingResponse(
             lines(answer, first, found), media_type="text/event-stream", headers=kept
@@ -164,7 +164,7 @@ class Handlers:
         """Attention maps of a layer, one request after another: each is a pass in NumPy."""
         body, s = await self.body(request), self.service
         if self.looks >= LOOKS:
-            raise Full(f"{LOOKS} attention maps are being made: ask again in a moment")
+            raise Full(f"{LOOKS} attention maps are being computed: ask again in a moment")
         self.looks += 1
         try:
             async with self.looking:
@@ -195,7 +195,7 @@ class Handlers:
         return self.http.FileResponse(shipped(name), media_type=KINDS[name], headers=PAGE)
 
     async def wrong(self, request: Any, raised: Exception) -> Any:
-        """What is answered instead of an answer."""
+        """The response to an error."""
         if hasattr(raised, "detail"):  # Starlette's own: no such path, or not by this method
             status, said = raised.status_code, error(f"{raised.detail}: see /v1/models")
         else:
@@ -211,7 +211,7 @@ async def _all(found):
 
 
 async def unless_gone(request: Any, doing: Awaitable[Any]) -> Any:
-    """What `doing` gives; but if the client leaves before, it is cancelled, and so are we."""
+    """The result of `doing`; if the client leaves first, cancel it and raise `Refusal`."""
 
     async def leaves():
         while (await request.receive())["type"] != "http.disconnect":
@@ -229,7 +229,7 @@ async def unless_gone(request: Any, doing: Awaitable[Any]) -> Any:
 
 
 def is_fixed(host: str) -> bool:
-    """Whether no name server says which machine this is: an address, or localhost (RFC 6761)."""
+    """Whether no name server decides which machine this is: an address, or localhost (RFC 6761)."""
     try:
         return bool(ipaddress.ip_address(host.strip("[]")))
     except ValueError:
@@ -237,9 +237,9 @@ def is_fixed(host: str) -> bool:
 
 
 class Guard:
-    """An application that passes on what is addressed to one of `hosts` and comes from one of them.
+    """An application that passes on requests addressed to, and coming from, one of `hosts`.
 
-    hosts: names without a port; None: any. origins: those that may come from elsewhere besides.
+    hosts: names without a port; None: any. origins: other sites whose pages may send requests.
     """
 
     def __init__(self, app: Any, hosts: Collection[str] | None, origins: Collection[str]):
@@ -271,7 +271,8 @@ class Guard:
             return Refusal(f"this server is not called {host!r:.60}", 403)
         own = (f"http://{host}", f"https://{host}") if self.hosts or is_fixed(name) else ()
         if origin and origin not in (*own, *self.origins):
-            why = f"pages of {origin!r:.60} may not ask here: start with --allow-origin"
+            why = (f"pages of {origin!r:.60} may not use this server: to allow them, start it "
+                   "with --allow-origin")
             return Refusal(why, 403)
         return None
 
@@ -281,7 +282,7 @@ def application(
 ) -> Guard:
     """The server of `service`, as an ASGI application. UserError without Starlette."""
     if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
-        raise UserError(f"a server needs starlette and uvicorn, but {missing[0]} is absent: {CURE}")
+        raise UserError(f"serving needs starlette and uvicorn, but {missing[0]} is missing: {CURE}")
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware.cors import CORSMiddleware
@@ -310,10 +311,10 @@ def application(
 
 
 class Connection(asyncio.Protocol):
-    """A connection of uvicorn's that waits SECONDS for its client, or until it needs the place."""
+    """A uvicorn connection that waits SECONDS for its client, or until its place is needed."""
 
     most: int  # connections at a time
-    # What the client is to do, and after which request (uvicorn's `cycle`); None: it is our turn.
+    # What the client has to do, and in which request (uvicorn's `cycle`); None: it is our turn.
     stage: Any = None
     timer: asyncio.TimerHandle | None = None
 
@@ -352,7 +353,7 @@ class Connection(asyncio.Protocol):
         self._watch()
 
     def _watch(self) -> None:
-        """Begin to wait for the client if something new is its to do, and stop if nothing is."""
+        """Start the timer if the client has something new to do, and stop it if it has nothing."""
         stage, cycle = None, self.cycle
         if cycle is None or cycle.response_complete:
             stage = "ask", cycle
@@ -367,13 +368,13 @@ class Connection(asyncio.Protocol):
             self.timer = self.loop.call_later(SECONDS, self._give_up) if stage else None
 
     def _heard(self) -> bool:
-        """Whether all that its client has sent is read: in a crowd it isn't always."""
+        """Whether we have read all that the client has sent; in a crowd we sometimes haven't."""
         with selectors.DefaultSelector() as arrivals:
             arrivals.register(self.transport.get_extra_info("socket"), selectors.EVENT_READ)
             return not arrivals.select(0)
 
     def _make_room(self) -> None:
-        """Drop those who have kept us waiting longest, until there are as many as there may be."""
+        """Drop the clients that we have waited for longest, until `most` connections are left."""
         waiting = [each for each in self.connections if each.timer and each._heard()]
         waiting.sort(key=lambda each: each.timer.when())
         for each in waiting[: max(0, len(self.connections) - self.most)]:
@@ -381,7 +382,7 @@ class Connection(asyncio.Protocol):
             each.transport.abort()
 
     def eof_received(self) -> None:
-        """The client has left: whoever works at an answer must hear that nobody waits for it."""
+        """The client has left: tell the code that works on its answer."""
         if self.cycle:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -412,7 +413,7 @@ class Connection(asyncio.Protocol):
 
 # %% sec-serve-web
 def listener(host: str, port: int) -> socket.socket:
-    """A door at this address that nobody goes through yet; port 0: any that is free."""
+    """A listening socket at this address; port 0: any that is free."""
     try:
         kind = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=kind, backlog=256)
@@ -422,7 +423,7 @@ def listener(host: str, port: int) -> socket.socket:
 
 
 def server(app: Guard, worker: Worker) -> Any:
-    """uvicorn's server of an application. It says of our own mistakes alone what they were."""
+    """uvicorn's server for an application. It logs errors only."""
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -431,7 +432,7 @@ def server(app: Guard, worker: Worker) -> Any:
             worker.close()
             super().handle_exit(sig, frame)
 
-    # Connections: all texts twice, since who is told "full" comes as well, and some for the page.
+    # Connections: twice the texts, since refused clients connect as well, and some for the page.
     most = 2 * (worker.slots + worker.max_waiting) + 64
     return Server(uvicorn.Config(
         app, http=type("Connection", (Connection, H11Protocol), {"most": most}), ws="none",

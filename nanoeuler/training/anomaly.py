@@ -2,7 +2,7 @@
 
 
 # %% sec-train-loop
-"""Which tensor is the first that is not finite, in a step that went wrong.
+"""Find the first tensor that is not finite, in a step that went wrong.
 
 Leaves out everything that is fast: the pass is taken again with the reference engine.
 """
@@ -18,10 +18,10 @@ from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.model.transformer import head_weights, loss_and_gradients, loss_scale
 from nanoeuler.model.weights import Weights
 
-PATIENCE = 60.0  # seconds of looking: a large batch of a large model would take minutes
-# These operations make no numbers; all others are watched.
+PATIENCE = 60.0  # seconds of searching: a large batch of a large model would take minutes
+# These operations compute nothing; all others are watched.
 SILENT = ("begin", "scratch", "rope_tables")
-# The names of those others, in the order of the interface.
+# The names of the watched ones, in the order of the interface.
 WATCHED = [name for name in OPERATIONS if name not in SILENT]
 
 
@@ -30,7 +30,7 @@ class _NotFinite(Exception):
 
 
 class _Watched(ReferenceEngine):
-    """The reference engine, stopped by the first operation that makes nan or infinity."""
+    """The reference engine, stopped by the first operation that returns nan or infinity."""
 
     def __init__(self, *weights: Weights) -> None:
         tensors = [pair for each in weights for pair in each.items()]
@@ -54,7 +54,7 @@ class _Watched(ReferenceEngine):
 def first_bad_tensor(
     weights: Weights, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
 ) -> str:
-    """Say in words which tensor is the first that is not finite.
+    """Describe the first tensor that is not finite.
 
     tokens (B, T), targets (B, T, K), first (B, T) int: those of the bad step; weights: those before
     it.

@@ -2,7 +2,7 @@
 
 
 # %% sec-train-best
-"""The best model of a run: found by validations, held in memory, written beside the saves.
+"""The best model of a run: found by validations, held in memory, written next to the saves.
 
     best/            in the run directory, and a run directory itself, which `load_model` reads:
         config.json  tokenizer.json
@@ -31,11 +31,11 @@ from nanoeuler.training.folder import (
 )
 from nanoeuler.training.run import Run, Settings, identity
 
-BEST = "best"  # in a run directory; the name says what --from RUN/best takes
+BEST = "best"  # folder in a run directory, for --from RUN/best
 SPREAD = 0.3  # measured: this section, s of eq-train-noise
-SURE = 3  # standard deviations: of a normal distribution one in 700 lies further out, above
-PATIENCE = 3  # validations in a row, so that one unlucky one in twenty says nothing
-MOST_PASSES = 16  # Muennighoff et al. 2023: where reading a text again has lost most of its worth
+SURE = 3  # standard deviations: one in 700 values of a normal distribution is further above
+PATIENCE = 3  # validations in a row, since one of twenty may be unlucky
+MOST_PASSES = 16  # Muennighoff et al. 2023: after these, another pass gains little
 CURE = "more text, more --weight-decay, fewer --steps or a smaller model"
 
 
@@ -45,33 +45,33 @@ def passes(settings: Settings, steps: int, windows: int) -> float:
 
 
 def say_passes(settings: Settings, windows: int) -> str:
-    """A line for the user: how often a run of these settings reads data of so many windows."""
+    """A line that says how often a run with these settings reads data of so many windows."""
     often = passes(settings, settings.steps or 0, windows)
     line = f"the run makes {often:,.3g} passes over its data"
     if often <= MOST_PASSES:
         return line
     most = max(1, int(MOST_PASSES * windows / settings.batch_size))
-    return (f"{line}: after about {MOST_PASSES} another gains next to nothing, and a model may "
-            f"learn its text by heart; choose about --steps {most}, or more text")  # fmt: skip
+    return (f"{line}: after about {MOST_PASSES} passes, another gains little, and a model may "
+            f"learn it by heart; choose about --steps {most}, or more text")  # fmt: skip
 
 
 def noise(held_out: HeldOut) -> float:
-    """By what share of themselves bits per byte of a quick validation may rise by chance."""
+    """The relative rise in bits per byte of a quick validation that may be chance."""
     judged = np.count_nonzero(held_out.targets != IGNORE)
     judged *= min(1.0, QUICK_WINDOWS / len(held_out.targets))
     return SURE * SPREAD / math.sqrt(judged)
 
 
 def chosen(out: str | Path) -> Path:
-    """What to use of a run that has ended: `out`, or its best/ where its last model is worse."""
+    """The model to use of a finished run: `out`, or its best/ if its last model is worse."""
     best, lines = Path(out) / BEST, read_metrics(out)
     return best if lines and "best" in lines[-1] and checkpoints(best) else Path(out)
 
 
 class Best:
-    """The model of a run that needed the fewest `bits` per byte: of `step`, None before there is.
+    """The model of a run with the fewest `bits` per byte, of `step`; None before there is one.
 
-    `weights` hold it until it is `written`; by `noise` those after it are worse. All bits per byte
+    `weights` hold it until it is `written`; a rise by more than `noise` is real. All bits per byte
     are of quick validations, which judge the same windows.
     """
 
@@ -80,19 +80,19 @@ class Best:
         self.weights, self.written = run.learned.zeros_like(), True
         self.step: int | None = None
         self.bits = math.inf
-        self.last, self.above = (0, 0.0), 0  # the newest (step, bits); how many were worse
+        self.last, self.above = (0, 0.0), 0  # the newest (step, bits); how many in a row were worse
 
     def take(self, stepper: Stepper, bits: float) -> None:
-        """The model of the run at its step is the best so far."""
+        """Take the run's model at its step, the best so far."""
         stepper.pull()
         self.weights.flat[...] = self.run.learned.flat
         self.step, self.bits, self.written = self.run.step, bits, False
 
     def rewind(self) -> None:
-        """Begin with what the directory holds for the run at its step, its newest save."""
+        """Begin with the best model in the directory for the run at its newest save."""
         out, run = self.out, self.run
         if checkpoints(out) and read_record(out).identity != identity(run.facts):
-            raise UserError(f"{out} holds a model of another run: move it away")
+            raise UserError(f"{out} holds a model of another run: move it elsewhere")
         tidy_best(out.parent)
         if checkpoints(out):
             _, state, _ = read_save(out, [MODEL], "delete that folder to go on without it")
@@ -102,7 +102,7 @@ class Best:
                 self._count(line["step"], line.get("quick_bits_per_byte", line["bits_per_byte"]))
 
     def save(self) -> None:
-        """Write what was taken since the last save. It comes before the save of the run."""
+        """Write the model taken since the last save. Called before the save of the run."""
         if self.written:
             return
         out, run = self.out, self.run
@@ -115,7 +115,7 @@ class Best:
         self.written = True
 
     def observe(self, stepper: Stepper, bits: float) -> str:
-        """Judge the run at its step; returns a warning, once for each rise, or nothing to say."""
+        """Judge the run at its step; return a warning, once for each rise, or an empty text."""
         if bits < self.bits:
             self.take(stepper, bits)
         self._count(self.run.step, bits)
@@ -132,11 +132,11 @@ class Best:
 
     @property
     def is_better(self) -> bool:
-        """Whether it is better than the newest that was judged, by more than `noise`."""
+        """Whether it is better than the newest judged model, by more than `noise`."""
         return self.last[1] > self.bits * (1 + self.noise)
 
     def __str__(self) -> str:
-        """Which model is the best, in words; nothing if it is no better than the last."""
+        """The best model in words; empty if it is no better than the last."""
         if not self.is_better:
             return ""
         step, bits = self.last
@@ -146,7 +146,7 @@ class Best:
 
 # %% sec-train-best
 def tidy_best(out: str | Path) -> None:
-    """Remove what no save of the run in `out` needs: each needs the newest that is not newer."""
+    """Keep, for each save of the run in `out`, the newest best model that is not newer."""
     best = Path(out) / BEST
     found = [step for step, _ in checkpoints(best)]
     needed = {max([each for each in found if each <= step], default=0)

@@ -2,7 +2,7 @@
 
 
 # %% sec-train-cursor
-"""The run directory: what training leaves on disk, and how it comes back to the last byte.
+"""The run directory: what training writes to disk, and how it is read back, to the last byte.
 
     config.json      what the run began with, written once      metrics.jsonl  one JSON line a step
     tokenizer.json   likewise                                   loss.png       the curve
@@ -56,7 +56,7 @@ from nanoeuler.training.run import Run, Settings, check_sizes, identity, making_
 
 
 def _state(run, windows):
-    """state.json, but for the digests of its files. `windows` to a pass over the data, or None."""
+    """state.json without the digests of its files. windows: of a pass over the data, or None."""
     read = run.step * run.settings.batch_size
     cursor = {"pass": read // windows, "window": read % windows} if windows else {}
     names = {"run": identity(run.facts), "tokenizer": run.tokenizer.hash}
@@ -64,9 +64,9 @@ def _state(run, windows):
 
 
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"  # the large files of a save
-KEEP = 2  # saves: the newest, and one to go back to if the disk damages it
+KEEP = 2  # saves to keep: the newest, and one to go back to if the disk damages it
 SIZES = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1}  # bytes of the types of a file
-TURNED = " turned"  # said of blocks whose rows are columns of ours
+TURNED = " turned"  # marks blocks whose rows are our columns
 
 
 def serialised(arrays: Mapping[str, np.ndarray | Stored]) -> Iterator[bytes | memoryview]:
@@ -76,7 +76,7 @@ def serialised(arrays: Mapping[str, np.ndarray | Stored]) -> Iterator[bytes | me
     tensors are read one at a time; matrices of 16 bits keep them, and matrices in blocks theirs.
     """
     entries = [each for name, array in sorted(arrays.items()) for each in _entries(name, array)]
-    entries.sort(key=lambda entry: entry.dtype == "U8")  # last, since they may be of odd lengths
+    entries.sort(key=lambda entry: entry.dtype == "U8")  # last, because their lengths may be odd
     header, end = {}, 0
     if said := {entry.name: entry.said for entry in entries if entry.said}:
         header["__metadata__"] = said
@@ -91,7 +91,7 @@ def serialised(arrays: Mapping[str, np.ndarray | Stored]) -> Iterator[bytes | me
 
 
 class Entry(NamedTuple):
-    """A tensor as a file has it: what it is called there, and what makes its numbers or bytes."""
+    """A tensor in a file: its name there, and a function that makes its numbers or bytes."""
 
     name: str
     dtype: str
@@ -146,7 +146,7 @@ def write_folder(
         }
         _write(aside / "state.json", [as_json({**state, "sha256": digests})])
         _sync(aside)
-        os.rename(aside, folder)  # the commitment
+        os.rename(aside, folder)  # this commits the save
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -154,7 +154,7 @@ def write_folder(
 
 
 def save(out: str | Path, run: Run, keep: int = KEEP, windows: int | None = None) -> None:
-    """Write `run` into the directory `out` as its newest save; the last `keep` saves stay.
+    """Write `run` into the directory `out` as its newest save; keep the last `keep` saves.
 
     A crash at any moment leaves the saves before it whole, and this one whole or absent. windows:
     how many windows a pass over the data has, for the cursor that state.json shows.
@@ -174,38 +174,38 @@ def save(out: str | Path, run: Run, keep: int = KEEP, windows: int | None = None
 
 
 def tidy(out: str | Path, keep: int = KEEP) -> None:
-    """Remove from `out` the saves before the last `keep`, and what a death left half done."""
-    assert keep >= 1, keep  # `Execution` has seen to it
+    """Remove from `out` all but the last `keep` saves, and the leftovers of a killed run."""
+    assert keep >= 1, keep  # `Execution` has checked it
     with writing(out, "older saves could not be removed"):
         sweep(out)
-        if checkpoints(out) and checkpoints(out)[-1][0]:  # a step: what was asked has become a run
+        if checkpoints(out) and checkpoints(out)[-1][0]:  # with a step: the request is now a run
             remove(Path(out) / REQUEST)
         for _, folder in checkpoints(out)[:-keep]:
             discard(folder)
 
 
-# What reads config.json's lora, and builds what it says: named only, a later chapter builds it.
+# The module that reads config.json's lora: only named here, since a later chapter builds it.
 ADAPTERS = "nanoeuler.training.lora"
-# Of config.json. The first did not say so, and its settings had no `minutes`; only an imported
-# model needs the third, which has no settings at all, only adapters the fourth, and only an
-# imported model with matrices of 16 bits the fifth, or with some in blocks the sixth.
+# Formats of config.json. The first has no number and no `minutes`. The third is for imported
+# models, which have no settings; the fourth for adapters; the fifth for imported models with
+# matrices of 16 bits; the sixth for those with quantized blocks.
 FORMAT, IMPORTED, ADAPTED, HALVED, BLOCKED = 2, 3, 4, 5, 6
-# What knows the blocks of quantized files, likewise named only.
+# The module for the blocks of quantized files, also only named here.
 QUANTS = "nanoeuler.interop.quants"
-T = TypeVar("T")  # what a reader makes of a JSON object
+T = TypeVar("T")  # the result of parsing a JSON object
 
 
 class CorruptFile(Exception):
-    """What is wrong with a file that was read, in words."""
+    """A file is damaged; the text says how."""
 
 
 def as_json(record: dict) -> bytes:
-    """A JSON object as a file has it."""
+    """The JSON object of a run in a file, as text."""
     return (json.dumps(record, indent=2) + "\n").encode()
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, a dict; CorruptFile if it is none."""
+    """The JSON object in a file, as a dict; CorruptFile if it has none."""
     check_regular(path)
     try:
         record = json.loads(path.read_bytes())
@@ -219,7 +219,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def field_of(record: dict, name: str, kind: type[T]) -> T:
-    """record[name]; CorruptFile if it is not of exactly this type."""
+    """record[name]; CorruptFile if it is not exactly of this type."""
     value = record.get(name)
     if type(value) is not kind:
         raise CorruptFile(f"{name} is no {kind.__name__}")
@@ -227,7 +227,7 @@ def field_of(record: dict, name: str, kind: type[T]) -> T:
 
 
 def _checked(cls, values):
-    """The dataclass `cls` of the JSON object that its `asdict` became; it checks the values."""
+    """The dataclass `cls` from the JSON object of its `asdict`; the class checks the values."""
     fields = {each.name: each.default is dataclasses.MISSING for each in dataclasses.fields(cls)}
     wrong = [name for name in values if name not in fields]
     wrong += [name for name, needed in fields.items() if needed and name not in values]
@@ -240,18 +240,18 @@ def _checked(cls, values):
 
 
 class Record(NamedTuple):
-    """What a run began with, as config.json and tokenizer.json have it."""
+    """What a run began with, from config.json and tokenizer.json."""
 
     config: ModelConfig
     settings: Settings | None  # None: an imported model, trained elsewhere
     tokenizer: Tokenizer
     data: str  # the digest of the training text
     identity: str
-    adaptation: Any = None  # of a run whose saves hold adapters alone: see ADAPTERS
+    adaptation: Any = None  # if the saves hold only adapters: see ADAPTERS
 
 
 def write_record(out: Path, run: Run) -> None:
-    """Write into the directory `out` what `run` began with."""
+    """Write what `run` began with into the directory `out`."""
     _write_facts(out, run.tokenizer, ADAPTED if run.lora else FORMAT, run.facts)
 
 
@@ -263,7 +263,7 @@ def _write_facts(out, tokenizer, version, facts):
 
 
 def _read(path: Path, parse: Callable[[dict], T], cure: str) -> T:
-    """What `parse` makes of the JSON object at `path`; `cure` says what helps if it is damaged."""
+    """`parse` of the JSON object at `path`; `cure` says what to do if it is damaged."""
     try:
         record = read_json(path)
         version = field_of({"format": 1} | record, "format", int)
@@ -274,13 +274,13 @@ def _read(path: Path, parse: Callable[[dict], T], cure: str) -> T:
             raise CorruptFile(f"there is no format {version}")
         return parse(record)
     except CorruptFile as error:
-        raise UserError(f"{path} is not what a run writes ({quoted(error, 200)}): {cure}") from None
+        raise UserError(f"{path} is damaged ({quoted(error, 200)}): {cure}") from None
 
 
 def _facts(record):
     """The config, settings, two digests (data, tokenizer), identity and adapters of config.json.
 
-    Format 1, which did not name itself, had no `minutes`, and every later one has.
+    Format 1, which had no number, had no `minutes`; every later format has.
     """
     config = _checked(ModelConfig, field_of(record, "model", dict))
     digests = [field_of(record, name, str) for name in ("data", "tokenizer")]
@@ -297,7 +297,7 @@ def _facts(record):
 
 
 def _adaptation(record, config):
-    """What config.json says of adapters, None if nothing; CorruptFile for what no run writes."""
+    """The adapters in config.json, or None; CorruptFile if no run writes that."""
     if (record.get("lora") is None) == (record.get("format") == ADAPTED):
         raise CorruptFile("its format and its lora do not fit")
     if record.get("lora") is None:
@@ -319,12 +319,12 @@ def _tokenizer(out, name):
     return tokenizer
 
 
-# What a newcomer who begins with the last command should hear.
+# For newcomers who start with the last command.
 MAKERS = "nanoeuler train makes a model in runs/base, and nanoeuler sft one that chats in runs/chat"
 
 
 def read_record(out: str | Path) -> Record:
-    """What the run in the directory `out` began with, checked. UserError, as for `load`."""
+    """What the run in the directory `out` began with, checked. Raises UserError as `load` does."""
     out = Path(out)
     path = out / "config.json"
     with reading(path):
@@ -338,14 +338,14 @@ def read_record(out: str | Path) -> Record:
 
 
 class Request(NamedTuple):
-    """What was asked of a run that has no save yet, as request.json has it; None: nothing."""
+    """The request for a run that has no save yet, from request.json; None: not given."""
 
     config: ModelConfig | None
     settings: Settings | None
     tokenizer: Tokenizer | None
     data: str  # the digest of the training text
-    text: Path | None  # where it lies: a file, or a prepared folder
-    lora: Any = None  # what adapters, a `model.lora.Lora`
+    text: Path | None  # its path: a file, or a prepared folder
+    lora: Any = None  # adapters, a `model.lora.Lora`
 
 
 def write_request(out: Path, request: Request) -> None:
@@ -365,7 +365,7 @@ def write_request(out: Path, request: Request) -> None:
 
 
 def _wishes(record):
-    """The config, settings, adapters, tokenizer's hash, data's digest and the text's place."""
+    """The config, settings, adapters, hash of the tokenizer, digest and path of the text."""
     kinds = [("model", ModelConfig), ("training", Settings), ("lora", None)]
     if record.get("lora") is not None:
         kinds[-1] = "lora", import_module(ADAPTERS).Lora
@@ -378,7 +378,7 @@ def _wishes(record):
 
 
 def read_request(out: str | Path) -> Request | None:
-    """What was asked of the run in the directory `out`, checked; None if it is not written there.
+    """The request for the run in the directory `out`, checked; None if there is none.
 
     UserError for a damaged file.
     """
@@ -394,12 +394,12 @@ def read_request(out: str | Path) -> Request | None:
 
 
 def read_origin(out: str | Path) -> Record | Request | None:
-    """What the run in `out` began with; before its first save what was asked, if that is known."""
+    """What the run in `out` began with; before its first save, its request, if there is one."""
     return read_record(out) if checkpoints(out) else read_request(out)
 
 
 def _read_state(folder, step, record):
-    """state.json of the save in `folder`, which must be of `step` and of the run of `record`."""
+    """state.json of the save in `folder`, checked for `step` and for the run of `record`."""
     state = read_json(folder / "state.json")
     last = record.settings.steps if record.settings else 0
     if field_of(state, "step", int) != step or step > last:
@@ -413,14 +413,14 @@ def _read_state(folder, step, record):
     names = field_of(state, "run", str), field_of(state, "tokenizer", str)
     if names != (record.identity, record.tokenizer.hash):
         raise UserError(
-            f"{folder} and {folder.with_name('config.json')} are of different runs: "
+            f"{folder} and {folder.with_name('config.json')} are from different runs: "
             "put back the one that belongs here"
         )
     return state
 
 
 def _check_digest(path, state):
-    """CorruptFile unless the file at `path` is the one that was saved."""
+    """CorruptFile unless the file at `path` is still the one that was saved."""
     check_regular(path)
     try:
         digest = sha256_of(path)
@@ -431,12 +431,12 @@ def _check_digest(path, state):
 
 
 def _check_tensors(path, file, record, kinds):
-    """The names of the tensors in the open `file`: for each kind, a prefix, those of the model."""
+    """The names of the tensors in the open `file`: for each prefix in `kinds`, the model's."""
     config, tensors = record.config, {}
     for name in file.keys():
         part = file.get_slice(name)
         tensors[name] = part.get_dtype(), tuple(part.get_shape())
-    if config.n_layers > config.repeat * len(tensors):  # or a huge number makes a huge dict
+    if config.n_layers > config.repeat * len(tensors):  # else a huge number would make a huge dict
         raise CorruptFile(f"{len(tensors)} tensors for {config.n_layers} layers")
     known = record.adaptation
     shapes = known.shapes(config) if known else parameter_shapes(config)
@@ -456,7 +456,7 @@ def _check_tensors(path, file, record, kinds):
 
 
 class Blocks(NamedTuple):
-    """Blocks of a matrix, as a file of ours has them."""
+    """Quantized blocks of a matrix in one of our files."""
 
     name: str
     kind: str
@@ -465,7 +465,7 @@ class Blocks(NamedTuple):
 
 
 def _blocks(name, shape, tensors, said):
-    """The `Blocks` of a matrix of this shape, side by side; none if the file doesn't have it so.
+    """The `Blocks` of a matrix of this shape, side by side; none if it isn't in blocks.
 
     tensors: {name: (dtype, shape)}. CorruptFile unless they make the whole matrix.
     """
@@ -476,12 +476,12 @@ def _blocks(name, shape, tensors, said):
         block = kinds.get(kind)
         if block is None or turned not in ("", TURNED.strip()) or dtype != "U8" or (
                 size % block.size):  # fmt: skip
-            raise CorruptFile(f"{each} is in no blocks that we know")
+            raise CorruptFile(f"{each} is in blocks of an unknown type")
         found.append(Blocks(each, kind, bool(turned), (rows, size // block.size * block.numbers)))
     if found:
         ours = [block.shape[::-1] if block.turned else block.shape for block in found]
         if {rows for rows, _ in ours} != {shape[0]} or sum(n for _, n in ours) != shape[1]:
-            raise CorruptFile(f"the blocks of {name} should make {shape}, and are {ours}")
+            raise CorruptFile(f"the blocks of {name} should make {shape}, but are {ours}")
     return found
 
 
@@ -494,7 +494,7 @@ def _check_names(path):
 
 
 def _map_tensors(path, record):
-    """The tensors of an imported model, each a `Stored` in the mapped file, checked like others."""
+    """The tensors of an imported model, each a `Stored` in the mapped file, checked as well."""
     try:
         with safe_open(path, framework="numpy") as file:
             _check_tensors(path, file, record, ("",))
@@ -522,7 +522,7 @@ def _map_tensors(path, record):
 
 
 def _read_tensors(path, record, kinds):
-    """The tensors of a file, finite float32: for each kind, a prefix, those of the model."""
+    """The tensors of a file, finite float32: for each prefix in `kinds`, those of the model."""
     try:
         with safe_open(path, framework="numpy") as file:
             names = _check_tensors(path, file, record, kinds)
@@ -540,7 +540,7 @@ FILES = {MODEL: ("",), OPTIMIZER: ("m.", "v.")}  # and their prefixes
 
 
 def read_save(
-    out: Path, names: Iterable[str], locked: str = "restore it, or start anew in another directory"
+    out: Path, names: Iterable[str], locked: str = "restore it, or start again in another directory"
 ) -> tuple[Record, dict[str, Any], dict[str, np.ndarray]]:
     """The newest save, of its large files those in `names`, all checked.
 
@@ -551,22 +551,22 @@ def read_save(
     with reading(out):
         early = not checkpoints(out) and (out / REQUEST).exists()
     if early:
-        raise UserError(f"expected a save in {out}, but that run has not come so far: go on with "
-                        "--resume")  # fmt: skip
+        raise UserError(f"expected a save in {out}, but that run was stopped before its first: "
+                        "continue it with --resume")  # fmt: skip
     record = read_record(out)
     *earlier, (step, folder) = checkpoints(out) or [(None, None)]
     if folder is None:
-        raise UserError(f"expected a save in {out}, but found none: start the run anew")
+        raise UserError(f"expected a save in {out}, but found none: start the run again")
     tensors = {}
     try:
         with reading(folder):
             state = _read_state(folder, step, record)
             if record.settings is None and OPTIMIZER in names:
-                raise UserError(f"{out} holds an imported model, which training can't go on with: "
+                raise UserError(f"{out} holds an imported model, which can't be resumed: "
                                 "fine-tune it into another folder (nanoeuler sft)")  # fmt: skip
             if "bits_per_byte" in state and OPTIMIZER in names:
-                raise UserError(f"{out} holds a model to use, without what training goes on with: "
-                                f"resume {out.parent}, or fine-tune the model")  # fmt: skip
+                raise UserError(f"{out} holds a model without its optimizer, which can't be "
+                                f"resumed: resume {out.parent}, or fine-tune it")  # fmt: skip
             for name in names:
                 _check_digest(folder / name, state)
             for name in names:
@@ -583,7 +583,7 @@ def read_save(
 
 
 def _weights(out, record):
-    """Room for the weights of a run; of one that trains adapters, with the model they belong to."""
+    """Memory for the weights of a run; if it trains adapters, with the model they belong to."""
     with making_room(record.config):
         if record.adaptation:
             return record.adaptation.weights(Path(out), record.config)
@@ -591,7 +591,7 @@ def _weights(out, record):
 
 
 def _fill(weights, tensors):
-    """Put what a save holds where training put it; adapters are merged."""
+    """Copy the tensors of a save into the weights; adapters are merged."""
     adapters = getattr(weights, "adapters", None)
     for name, tensor in (weights if adapters is None else adapters).items():
         tensor[...] = tensors[name]
@@ -600,7 +600,7 @@ def _fill(weights, tensors):
 
 
 def load_model(out: str | Path) -> tuple[ModelConfig, Tokenizer, Weights]:
-    """The newest model of a run directory, to use it: its config, tokenizer and weights.
+    """The newest model of a run directory, for use: its config, tokenizer and weights.
 
     Those of an imported model stay in its file until somebody needs them in float32.
     """
@@ -627,7 +627,7 @@ def load_adapters(out: str | Path) -> tuple[Any, Any]:
 def load(out: str | Path) -> Run:
     """The `Run` of a run directory at its newest save, to continue it.
 
-    UserError, in one line, for what is damaged, missing, of another run or not to be read.
+    UserError if something is damaged, missing, from another run, or can't be read.
     """
     record, state, tensors = read_save(Path(out), FILES)
     with making_room(record.config):
@@ -664,7 +664,7 @@ def write_model(
 
 
 def rewind(out: str | Path, run: Run, keep: int = KEEP, windows: int | None = None) -> None:
-    """Make `out` the directory of `run` at its step: without what came after, and with a save.
+    """Make `out` the directory of `run` at its step: without later lines, and with a save.
 
     A run whose number of steps is not known yet has none.
     """

@@ -2,7 +2,7 @@
 
 
 # %% sec-train-loop
-"""What a run shows: a live line or plain lines while it goes on, a picture of its losses after.
+"""A run's display: a live line or plain lines while it trains, and a loss curve at the end.
 
 Leaves out what is measured and when: those are lines of metrics, and loop.py makes them.
 """
@@ -19,15 +19,15 @@ from nanoeuler.progress import bars, say
 from nanoeuler.training.folder import read_metrics, writing
 from nanoeuler.training.run import Run
 
-if TYPE_CHECKING:  # `plot` imports it where it draws: it takes a second
+if TYPE_CHECKING:  # `plot` imports it when it draws, since that takes a second
     from matplotlib.axes import Axes
 
-SPEED_WINDOW = 50  # steps, whose median time gives the displayed tokens/s
-SAMPLE_SHOWN = 160  # characters of a sample along the way: two lines of a terminal
+SPEED_WINDOW = 50  # steps whose median time gives the displayed tokens/s
+SAMPLE_SHOWN = 160  # characters of a sample during the run: two lines of a terminal
 
 
 class Display:
-    """A live line on a terminal, a plain line at each validation elsewhere; all of it on stderr."""
+    """On stderr: a live line on a terminal; elsewhere a plain line at each validation."""
 
     def __init__(self, step: int) -> None:
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn  # see `bars`
@@ -39,18 +39,18 @@ class Display:
         self.bits, self.seconds = "", deque(maxlen=SPEED_WINDOW)
 
     def reach(self, steps: int) -> None:
-        """Show how many steps the run has, now that this is known."""
+        """Show the number of steps, now that it is known."""
         self.progress.update(self.task, total=steps, of=f"/{steps}")
 
     def say(self, text: str) -> None:
-        """Print lines that stay, above the live one."""
+        """Print lines that stay, above the live line."""
         say(self.progress, text)
 
     def show(self, run: Run, line: dict) -> None:
         """Show a step's metrics `line`."""
         self.seconds.append(line["seconds"])
         typical, steps = statistics.median(self.seconds), run.settings.steps
-        typical = max(typical, 1e-9)  # a clock may tick more slowly than we step
+        typical = max(typical, 1e-9)  # a coarse clock may not move during a step
         if "bits_per_byte" in line:
             self.bits = f"  {line['bits_per_byte']:.3f} bits/byte"
         text = f"loss {line['loss']:.3f}{self.bits}  {line['tokens'] / typical:,.0f} tokens/s"

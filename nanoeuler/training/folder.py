@@ -2,7 +2,7 @@
 
 
 # %% sec-train-cursor
-"""What stands in a run directory under which name: its saves, its metrics; and a disk's refusals.
+"""The names in a run directory: its saves and metrics; and errors of the disk.
 
 Leaves out what is inside a save (checkpoint.py).
 """
@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from nanoeuler.errors import UserError
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk, a user's share, a file
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no space: on disk, by quota, in a file
 
 
 def checkpoint_name(step: int) -> str:
@@ -30,7 +30,7 @@ def checkpoint_name(step: int) -> str:
 
 
 def checkpoints(out: str | Path) -> list[tuple[int, Path]]:
-    """The saves in a run directory, oldest first: [(step, folder)]. Without one there is no run."""
+    """The saves in a run directory, oldest first: [(step, folder)]. Without any there is no run."""
     steps = []
     for path in Path(out).glob("step-*"):
         digits = path.name.removeprefix("step-")
@@ -41,34 +41,34 @@ def checkpoints(out: str | Path) -> list[tuple[int, Path]]:
 
 @contextmanager
 def writing(out: str | Path, failure: str) -> Iterator[None]:
-    """Turn what a full or forbidden disk raises into a line for the user; `failure` begins it."""
+    """Turn the OSError of a full or forbidden disk into a UserError that begins with `failure`."""
     try:
         yield
     except OSError as error:
         kept = checkpoints(out)
-        left = f"the save of step {kept[-1][0]} is whole" if kept else "nothing is saved there yet"
-        cure = "make room" if error.errno in FULL else "remove the cause"
-        cure += ", then go on with --resume" if kept else ", or choose another directory"
+        left = f"the save of step {kept[-1][0]} is complete" if kept else "nothing was saved yet"
+        cure = "make room" if error.errno in FULL else "solve that problem"
+        cure += ", then continue with --resume" if kept else ", or choose another directory"
         reason = error.strerror or error
         raise UserError(f"{failure} in {out} ({reason}): {left}; {cure}") from None
 
 
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
-    """Turn a disk's refusal to read `path` into a line for the user; it may well be whole."""
+    """Turn an OSError while `path` is read into a UserError; the file may well be complete."""
     try:
         yield
     except OSError as error:
         raise UserError(f"{error.filename or path} cannot be read ({error.strerror or error}): "
-                        "remove the cause, and try again") from None  # fmt: skip
+                        "solve that problem, and try again") from None  # fmt: skip
 
 
-LOCK = ".lock"  # in a run directory; it is made only where nothing else was, or where a run is
+LOCK = ".lock"  # in a run directory; it is only made in an empty folder, or where a run is
 
 
 @contextmanager
 def locked(out: str | Path) -> Iterator[None]:
-    """Hold the directory `out`, made if need be: UserError if another program trains in it.
+    """Lock the directory `out`, made if need be: UserError if another program trains in it.
 
     Without effect on disks that have no locks, as some network disks.
     """
@@ -84,42 +84,42 @@ def locked(out: str | Path) -> Iterator[None]:
             "wait until it ends, or choose another directory"
         ) from None
     except OSError:
-        pass  # no locks on this disk
+        pass  # this disk has no locks
     try:
         yield
     finally:
         lock.release()
 
 
-REQUEST = "request.json"  # what was asked of a run, until a save holds a step of it
-# What a run puts into its directory, besides its saves.
+REQUEST = "request.json"  # the request for a run, until a save holds a step of it
+# The files of a run in its directory, besides its saves.
 NAMES = ("config.json", "tokenizer.json", "metrics.jsonl", "loss.png", "data", REQUEST, LOCK)
-# What a death leaves of a save or a file of the run directory; no other name is ours to remove.
+# What a killed run leaves of a save or a file; we may remove no other names.
 LEFTOVER = re.compile(
     r"\.(step-\d{8,}|((config|request|tokenizer)\.json|metrics\.jsonl|loss\.png)\.\d+)\.part"
 )
 
 
 def is_begun(out: str | Path) -> bool:
-    """Whether a run has begun in `out`, with a save or without."""
+    """Whether a run has begun in `out`, with or without a save."""
     return (Path(out) / LOCK).is_file() or bool(checkpoints(out))
 
 
 def check_free(out: str | Path) -> None:
-    """UserError unless `out` is new, empty, or what a run left that died before its first save."""
+    """UserError unless `out` is new, empty, or left by a run that died before its first save."""
     with reading(out):
         names = sorted(path.name for path in Path(out).iterdir()) if Path(out).exists() else []
     if LOCK in names:
         names = [name for name in names if name not in NAMES and not LEFTOVER.fullmatch(name)]
     if names:
         raise UserError(
-            f"expected {out} to be new or empty, but it holds {names[0]}, which no run of ours has "
-            "left there: choose another directory with --out"
+            f"expected {out} to be new or empty, but it holds {names[0]}, which is not from a "
+            "run: choose another directory with --out"
         )
 
 
 def remove(path: Path) -> None:
-    """Remove a folder or a file; of a link only the link, and nothing of where it leads."""
+    """Remove a folder or a file; of a link, remove only the link."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
     else:
@@ -127,21 +127,21 @@ def remove(path: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Remove a save. What has the name of a save is whole, so it loses the name first."""
+    """Remove a save. It is renamed first, because a folder with a save's name must be complete."""
     aside = folder.with_name(f".{folder.name}.part")
     os.rename(folder, aside)
     remove(aside)
 
 
 def sweep(out: str | Path) -> None:
-    """Remove from `out` what a death left half done."""
+    """Remove from `out` the leftovers of a killed run."""
     for path in Path(out).glob(".*.part"):
         if LEFTOVER.fullmatch(path.name):
             remove(path)
 
 
 def clear(out: str | Path, spared: tuple[str, ...] = ()) -> None:
-    """Remove what a run without a save left in `out`, but for the names in `spared`."""
+    """Remove what a run without a save left in `out`, except the names in `spared`."""
     with writing(out, "what an earlier run has left could not be removed"):
         for path in Path(out).iterdir():
             if path.name not in spared and (path.name in NAMES or LEFTOVER.fullmatch(path.name)):

@@ -2,7 +2,7 @@
 
 
 # %% sec-train-best
-"""The steps of a run, and what surrounds them: metrics, validations, saves, signals, memory.
+"""The training loop: steps with metrics, validations, saves, signals and a check of memory.
 
 Leaves out how a step is computed (a stepper does), and how a run is opened (train.py).
 """
@@ -38,14 +38,14 @@ from nanoeuler.training.optim import learning_rate
 from nanoeuler.training.run import LARGEST, Run, making_room, program
 from nanoeuler.training.throughput import StepTimer, validation_due
 
-# Where nobody says after how many steps a run is saved. Seconds of training: what a death may cost.
+# For saves by the clock, in seconds of training, which is what a death may cost.
 FIRST_SECONDS = 12.0  # before its first save
 SAVE_SECONDS = 60.0  # between two, later
 SAVE_SHARE = 0.02  # of a run's time that its saves may take, as much as its validations do
 
 
 class Saving:
-    """When a save is due: every `save_every` steps; where that is None, by the clock.
+    """When a save is due: every `save_every` steps; if that is None, by the clock.
 
     Then SAVE_SECONDS after the last, or so long that saves take SAVE_SHARE of the time; but in the
     beginning after as long again as the run has lasted, from FIRST_SECONDS on.
@@ -57,7 +57,7 @@ class Saving:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Where a save is made."""
+        """Make a save in this context, which measures its time."""
         began = time.perf_counter()
         yield
         self.ended = time.perf_counter()
@@ -73,7 +73,7 @@ class Saving:
 
 
 class Signals:
-    """Inside it the first SIGINT or SIGTERM only sets `caught`; a second acts as always."""
+    """A context in which the first SIGINT or SIGTERM only sets `caught`; a second acts as usual."""
 
     def __enter__(self):
         self.caught, self.before = None, {}
@@ -92,33 +92,33 @@ class Signals:
 
 
 def _diverged(run: Run, stepper: Stepper, batch: tuple, step: int, expected: str) -> UserError:
-    """What to tell of a run that has nothing finite more, after the search for the cause."""
+    """The error for a run whose numbers are no longer finite, after a search for the cause."""
     stepper.pull()
     return UserError(
         f"step {step}: expected {expected}; the first bad tensor is "
         f"{first_bad_tensor(run.weights, *batch)}; the last save, if there is one, is from before "
-        "and good: start anew with a lower learning rate"
+        "and good: start again with a lower learning rate"
     )
 
 
 class _Steps:
-    """The steps of a run, each begun and then known; `lines` of metrics come of what is known."""
+    """The steps of a run, each begun and later known; known ones give `lines` of metrics."""
 
     def __init__(self, run: Run, stepper: Stepper, batches: Batches) -> None:
         self.run, self.stepper, self.batches = run, stepper, Prefetcher(batches)
-        self.open = {}  # number of a step that is begun and not known: its rate, its batch
+        self.open = {}  # steps begun and not known yet: {number: (rate, batch)}
 
     def begin(self, number: int) -> list[dict]:
-        """Begin step `number`; the lines of what has become known meanwhile."""
+        """Begin step `number`; return the lines of the steps that have become known."""
         began, settings = time.perf_counter(), self.run.settings
         tokens, targets, *first = self.batches.batch(number)
-        steps = settings.steps or LARGEST[int]  # not known yet: a run without an end
+        steps = settings.steps or LARGEST[int]  # not known yet: as in a run without an end
         lr = learning_rate(number, steps, settings.lr, settings.warmup)
         self.open[number] = lr, tokens, targets, *first
         return self._lines(self.stepper.step(tokens, targets, lr, number, *first), began)
 
     def finish(self) -> list[dict]:
-        """Wait for all that was begun; its lines."""
+        """Wait for all steps that have begun; return their lines."""
         began = time.perf_counter()
         return self._lines(self.stepper.finish(), began)
 
@@ -138,12 +138,12 @@ class _Steps:
                 "gradient_norm": taken.norm, "tokens": tokens.size}  # fmt: skip
 
 
-Sample = Callable[..., str]  # sample(config, tokenizer, weights): a text by the model
+Sample = Callable[..., str]  # sample(config, tokenizer, weights): a text from the model
 OnEstimate = Callable[[Run, float | None], None]  # on_estimate(run, seconds_per_step): see `fit`
 
 
 class Options(TypedDict, total=False):
-    """How a run is carried out, as keyword arguments: the fields of `Execution`."""
+    """How a run is executed, as keyword arguments: the fields of `Execution`."""
 
     engine: str
     threads: int | None
@@ -156,13 +156,13 @@ class Options(TypedDict, total=False):
 
 @dataclass
 class Execution:
-    """How a run is carried out, which reaches its last bits at most. UserError for bad values."""
+    """How a run is executed, which changes at most its last bits. UserError for bad values."""
 
     engine: str = "auto"
     threads: int | None = None     # of a CPU; None: one for each core
     save_every: int | None = None  # steps between saves; None: by the clock (`Saving`)
-    keep: int = KEEP               # saves that stay
-    sample: Sample | None = None   # its text is shown at the end, and after each quarter
+    keep: int = KEEP               # saves to keep
+    sample: Sample | None = None   # its text is shown after each quarter, and at the end
     on_step: Callable[[dict], None] | None = None  # gets each step's metrics
     on_estimate: OnEstimate | None = None
 
@@ -180,7 +180,7 @@ class Execution:
 
 
 class _Fit:
-    """A run, and all that `fit` takes its steps with."""
+    """A run, with everything that `fit` needs for its steps."""
 
     def __init__(
         self, out: str | Path, run: Run, batches: Batches, held_out: HeldOut, execution: Execution
@@ -193,7 +193,7 @@ class _Fit:
             self.best = Best(out, run, noise(held_out), batches.windows)
         self.saving, self.display = Saving(execution.save_every), Display(run.step)
         self.timer = StepTimer()
-        # Whether somebody waits for the estimate of the time that is left.
+        # Whether somebody waits for the estimate of the remaining time.
         self.untold = execution.on_estimate is not None or run.settings.steps is None
 
     def samples(self, step: int, steps: int) -> bool:
@@ -201,11 +201,11 @@ class _Fit:
         return bool(self.execution.sample) and step in (steps // 4, steps // 2, 3 * steps // 4)
 
     def sample(self) -> str:
-        """A text by the model."""
+        """A text from the model."""
         return self.execution.sample(self.run.config, self.run.tokenizer, self.run.weights)
 
     def judge(self) -> dict:
-        """What some steps' lines tell besides: bits per byte, and after each quarter a text."""
+        """More entries for some steps' lines: bits per byte, and after each quarter a sample."""
         run, stepper, held_out, more = self.run, self.stepper, self.held_out, {}
         step, steps = run.step, run.settings.steps
         if validation_due(step, steps):
@@ -226,7 +226,7 @@ class _Fit:
         return more
 
     def announce(self) -> None:
-        """Say how often a run with steps left reads its data, and what it takes but its time."""
+        """Say how often a run with steps left reads its data, and what it takes besides time."""
         run = self.run
         if run.settings.steps is None:
             return
@@ -237,7 +237,7 @@ class _Fit:
                 self.execution.on_estimate(run, None)
 
     def estimate_due(self, known: int, stopped: bool) -> bool:
-        """Whether to estimate the time now, when so many steps more are known; see `StepTimer`."""
+        """Whether to estimate the time now, when so many more steps are known; see `StepTimer`."""
         settings = self.run.settings
         if not self.untold:
             return False
@@ -246,7 +246,7 @@ class _Fit:
         return self.timer.is_enough(stopped, minutes, settings.warmup)
 
     def tell_estimate(self) -> None:
-        """Say it, once; a run that was given minutes gets its steps. The stepper has finished."""
+        """Report the estimate once; a run with minutes gets its steps. The stepper has finished."""
         run, self.untold = self.run, False
         speed = self.timer.throughput(self.stepper, self.held_out)
         if run.settings.steps is None:
@@ -260,7 +260,7 @@ class _Fit:
             self.execution.on_estimate(run, speed.seconds(run.step, run.settings.steps) / left)
 
     def write(self, lines: list[dict]) -> None:
-        """Write these lines of metrics, show them, and tell of them."""
+        """Write these lines of metrics, show them, and pass them to `on_step`."""
         for line in lines:
             add_metrics(self.out, line)
             self.display.show(self.run, line)
@@ -276,7 +276,7 @@ class _Fit:
             tidy_best(self.out)
 
     def take_steps(self) -> str | None:
-        """Take the steps that the run has before it; return the signal that ended them, or None."""
+        """Take the remaining steps of the run; return the signal that ended them, or None."""
         run, number, stop = self.run, self.run.step, None
         walk = _Steps(run, self.stepper, self.batches)
         with Signals() as signals, self.display.progress:
@@ -302,26 +302,26 @@ class _Fit:
         return stop
 
     def close(self, stop: str | None) -> None:
-        """Say which model is the best, and how to go on or what the model writes now."""
+        """Say which model is the best, and how to continue, or show what the model writes."""
         run = self.run
         if words := str(self.best):
             self.display.say(words)
         if run.step < run.settings.steps:
             self.display.say(f"{stop}: step {run.step} of {run.settings.steps} is saved in "
-                             f"{self.out}; go on with --resume")  # fmt: skip
+                             f"{self.out}; continue with --resume")  # fmt: skip
         elif self.execution.sample:
             self.display.say(self.sample())
 
 
 # %% sec-train-best
 def _note_program(out, run: Run, engine: str) -> None:
-    """Note in `run` what takes it on; if other things took it so far, say so on stderr."""
+    """Note in `run` the program that continues it; if that has changed, say so on stderr."""
     before, now = run.program, {**program(), "engine": engine}
     changes = [f"{at} {before.get(at)}, now {now.get(at)}" for at in now | before
                if before.get(at) != now.get(at)]  # fmt: skip
     if run.step and changes:
-        print(f"step {run.step} of {out} was saved with {'; '.join(changes)}: the run goes on, but "
-              "its last bits may differ from those of a run that was never interrupted",
+        print(f"step {run.step} of {out} was saved with {'; '.join(changes)}: the run continues, "
+              "but its last bits may differ from those of a run that was never interrupted",
               file=sys.stderr)  # fmt: skip
     run.program = now
 
@@ -331,12 +331,12 @@ def _check_place(out, run: Run) -> None:
     newest = checkpoints(out)[-1][0] if checkpoints(out) else run.step
     if newest != run.step:
         raise UserError(f"expected the newest save in {out} to be of step {run.step}, but another "
-                        f"program has written step {newest}: go on from that with --resume")
+                        f"program has written step {newest}: continue from that with --resume")
 
 
 @contextmanager
 def _enough_memory(out, run: Run) -> Iterator[None]:
-    """Turn a refusal of memory into a line for the user; a run without a step leaves no save."""
+    """Turn a MemoryError into a UserError; a run without a step leaves no save."""
     before, size = checkpoints(out), run.settings.batch_size
     try:
         yield
@@ -360,7 +360,7 @@ def _enough_memory(out, run: Run) -> Iterator[None]:
 def fit(
     out: str | Path, run: Run, batches: Batches, held_out: HeldOut, **options: Unpack[Options]
 ) -> Run:
-    """Take `run` to its last step, or to a signal, saving into `out`, held by the caller: `locked`.
+    """Train `run` to its last step or to a signal, saving into `out`, `locked` by the caller.
 
     `batches` and `held_out` are used as `data.batches` and `data.validation` have them; `options`
     are those of `Execution`. `on_estimate(run, seconds_per_step)` is called with None before the

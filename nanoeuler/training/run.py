@@ -2,7 +2,7 @@
 
 
 # %% sec-train-cursor
-"""A training run between two steps: its settings, and all that decides what comes next.
+"""A training run between two steps: its settings, and everything that the next step depends on.
 
 Leaves out how it gets to the disk and back (checkpoint.py) and how it takes its steps (loop.py).
 """
@@ -31,22 +31,22 @@ from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import optim
 from nanoeuler.training.muon import MOMENTUM, Muon
 
-# What 64 bits hold: Python reads larger numbers from JSON, and NumPy takes none of them.
+# The largest numbers of 64 bits: Python reads larger ones from JSON, but NumPy does not take them.
 LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
-YEAR = 365 * 24 * 60  # minutes; a longer run is a slip of the keyboard
+YEAR = 365 * 24 * 60  # minutes; a longer run is a typo
 MAY_BE_ZERO = ("seed", "warmup", "weight_decay")
-OPTIMIZERS = {"adamw": optim.AdamW, "muon": Muon}  # by the setting that names them
+OPTIMIZERS = {"adamw": optim.AdamW, "muon": Muon}  # by their names in `Settings.optimizer`
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the course of a run besides the model and the data. UserError for bad values."""
+    """The hyperparameters of a run, besides the model and the data. UserError for bad values."""
 
     steps: int | None = None  # None: as many as fit into `minutes`
     minutes: float = 5.0  # of training, with its validations: short enough to wait for
     batch_size: int = 16
-    accumulate: int = 1  # pieces in which each shard of a batch goes through memory
-    lr: float | None = None  # None: `optim.rate_for` the width, or what fine-tuning has instead
+    accumulate: int = 1  # gradient accumulation: pieces of each shard of a batch
+    lr: float | None = None  # None: `optim.rate_for` the width, or that of fine-tuning
     seed: int = 0
     warmup: int = optim.WARMUP_STEPS
     weight_decay: float = optim.WEIGHT_DECAY
@@ -61,7 +61,7 @@ class Settings:
             if each.type is not str and (value is not None or each.default is not None):
                 _check(each.name, value, float if each.type in (float, float | None) else int)
         if self.minutes > YEAR:
-            raise UserError(f"training: expected minutes to be at most {YEAR:,}, which are a year, "
+            raise UserError(f"training: expected minutes to be at most {YEAR:,}, which is a year, "
                             f"got {self.minutes:g}")  # fmt: skip
         if type(self.optimizer) is not str or self.optimizer not in OPTIMIZERS:
             raise UserError(f"training: expected the optimizer {' or '.join(OPTIMIZERS)}, got "
@@ -72,11 +72,11 @@ class Settings:
         if self.accumulate > self.batch_size:
             raise UserError(
                 f"training: expected accumulate to be at most batch_size {self.batch_size}, got "
-                f"{self.accumulate}: a piece has at least one window"
+                f"{self.accumulate}: choose fewer pieces, since each has at least one sequence"
             )
 
     def with_rate(self, lr: float) -> "Settings":
-        """These settings, with the learning rate `lr` if they leave it open."""
+        """These settings, with the learning rate `lr` if they have none."""
         return dataclasses.replace(self, lr=lr) if self.lr is None else self
 
 
@@ -95,7 +95,7 @@ def _check(name, value, kind):
 
 
 def program() -> dict[str, str]:
-    """What may change the last bits of a step besides the run: {what: its version or name}."""
+    """The software and hardware that decide the last bits of a step: {what: version or name}."""
     return {
         "nanoeuler": __version__, "numpy": np.__version__, "numba": numba.__version__,
         "processor": llvmlite.binding.get_host_cpu_name(),
@@ -121,7 +121,7 @@ def check_batch(config: ModelConfig, settings: Settings) -> None:
 
 @contextmanager
 def making_room(config: ModelConfig) -> Iterator[None]:
-    """Where memory is taken for the model: turn its refusal into a line for the user."""
+    """Turn a MemoryError while memory is allocated for the model into a UserError."""
     try:
         yield
     except MemoryError:
@@ -135,7 +135,7 @@ def making_room(config: ModelConfig) -> Iterator[None]:
 
 @dataclass
 class Run:
-    """A training run between two steps: all that decides what comes next."""
+    """A training run between two steps: everything that the next step depends on."""
 
     config: ModelConfig
     settings: Settings
@@ -143,7 +143,7 @@ class Run:
     data: str  # the digest of the training text
     weights: Weights
     optimizer: optim.AdamW
-    step: int  # how many are done
+    step: int  # steps done
     program: dict[str, str] = field(default_factory=program)  # `fit` adds the engine
 
     @classmethod
@@ -151,7 +151,7 @@ class Run:
         cls, config: ModelConfig, settings: Settings, tokenizer: Tokenizer, data: str,
         weights: Weights | None = None,
     ) -> "Run":  # fmt: skip
-        """A run before its first step. None: weights from the seed, the rate of a new training."""
+        """A run before its first step. None: initial weights from the seed, the default rate."""
         check_sizes(config, tokenizer)
         check_batch(config, settings)
         kind = OPTIMIZERS[settings.optimizer]
@@ -160,7 +160,7 @@ class Run:
             weights = weights or initialise(config, settings.seed)
             if hasattr(weights, "optimizer"):  # adapters have one of their own
                 if kind is not optim.AdamW:
-                    raise UserError("LoRA adapters are trained by AdamW: leave out the optimizer "
+                    raise UserError("LoRA adapters are trained with AdamW: leave out the optimizer "
                                     f"{settings.optimizer}")  # fmt: skip
                 kind = weights.optimizer
             optimizer = kind(weights, beta2=settings.beta2, weight_decay=settings.weight_decay,
@@ -171,30 +171,30 @@ class Run:
 
     @property
     def moments(self) -> dict[str, np.ndarray]:
-        """The optimizer's arrays under the names that they have in its file: m.NAME and v.NAME."""
+        """The optimizer's arrays under their names in its file: m.NAME and v.NAME."""
         kinds = (("m", self.optimizer.m), ("v", self.optimizer.v))
         return {f"{kind}.{name}": each for kind, tensors in kinds for name, each in tensors.items()}
 
     @property
     def facts(self) -> dict[str, object]:
-        """What it began with, for config.json: FACTS, and of a run with adapters, these."""
+        """What the run began with, for config.json: FACTS and, if it trains adapters, these."""
         values = dataclasses.asdict(self.config), dataclasses.asdict(self.settings)
         known = dict(zip(FACTS, (*values, self.data, self.tokenizer.hash), strict=True))
         return known | getattr(self.weights, "facts", {})
 
     @property
     def lora(self) -> Any:
-        """What adapters it trains, a `model.lora.Lora`; None: all weights."""
+        """The adapters that it trains, a `model.lora.Lora`; None: all weights."""
         return getattr(self.weights, "lora", None)
 
     @property
     def learned(self) -> Weights:
-        """What training changes, and a save holds: all weights, or the adapters alone."""
+        """What training changes and a save holds: all weights, or only the adapters."""
         return getattr(self.weights, "adapters", self.weights)
 
 
 # %% sec-train-cursor
-# Of config.json, besides the program that wrote it: in what a resumed run must be the same.
+# The entries of config.json in which a resumed run must be the same.
 FACTS = ("model", "training", "data", "tokenizer")
 
 
@@ -208,7 +208,7 @@ def identity(facts: dict) -> str:
     training.pop("minutes", None)
     for name in ("optimizer", "momentum"):
         if training.get(name) == getattr(Settings, name):
-            del training[name]  # older runs could not say
+            del training[name]  # older runs had no such setting
     known = {name: facts[name] for name in FACTS}
     known |= {"model": telling(facts["model"]), "training": training}
     known |= {"lora": facts["lora"]} if facts.get("lora") else {}

@@ -2,7 +2,7 @@
 
 
 # %% sec-train-open
-"""From a text to a trained model in a directory: a run is opened, its data are, its steps taken.
+"""From a text to a trained model in a directory: open a run and its data, and take its steps.
 
 Leaves out how the steps are taken (loop.py) and what a directory holds (checkpoint.py).
 """
@@ -37,21 +37,21 @@ from nanoeuler.training.folder import (
 from nanoeuler.training.loop import Execution, Options, fit
 from nanoeuler.training.run import Run, Settings, check_batch
 
-PRESET = "small"  # the model of a new run for which no other was asked
-# How the command line trains a preset, where that isn't as `Settings` says: measured in chapter 9b.
+PRESET = "small"  # the model of a new run, by default
+# Presets that the command line trains with settings of their own: measured in chapter 9b.
 RECIPES = {
     "small-modern": Settings(optimizer="muon", momentum=0.9, weight_decay=0.1),
 }
-# Of a run that died before its first save, what it needs to go on.
+# What a run that died before its first save needs to continue.
 ASKED = ("data", "tokenizer.json", REQUEST, LOCK)
 
 
 def settings_for(
     out: str | Path, resume: bool, default: Settings | None = None, **changes: float | None
 ) -> Settings:
-    """The settings of a run of which `changes` were asked for; the rest is the default's.
+    """The settings of a run: `changes`, and for the rest the defaults.
 
-    With `resume` the rest is that of the run in `out`, or what was asked of it.
+    With `resume`, the rest is that of the run in `out`, or of its request.
     """
     origin = read_origin(out) if resume else None
     base = origin and origin.settings or default or Settings()
@@ -59,7 +59,7 @@ def settings_for(
 
 
 def _flat(of: Run | Request) -> dict:
-    """What a run began with, or was asked for, as {name of a field: value}."""
+    """What a run began with, or its request, as {name of a field: value}."""
     values = {f"lora_{name}": getattr(of.lora, name, None) for name in ("rank", "alpha", "targets")}
     for each in filter(None, (of.settings, of.config)):
         values |= dataclasses.asdict(each)
@@ -67,22 +67,22 @@ def _flat(of: Run | Request) -> dict:
 
 
 def _compare(out, before: Run | Request, asked: Request) -> None:
-    """UserError unless the run in `out` began with all that is asked and not None."""
+    """UserError unless the run in `out` began with everything that is asked for and not None."""
     facts, wanted = _flat(before), _flat(asked)
     if before.tokenizer:
-        wanted.pop("vocab_size", None)  # the tokenizer's, whatever was asked for
+        wanted.pop("vocab_size", None)  # the tokenizer decides it, whatever was asked for
     if asked.settings and asked.settings.steps is not None:
         wanted.pop("minutes")
     for name, value in wanted.items():
         if value is not None and name in facts and value != facts[name]:
             raise UserError(
                 f"{out} holds a run with {name} {facts[name]}, but {value} was asked for: "
-                "resume it with what it began with, or start another in another directory"
+                "resume it without changing that, or start another run in another directory"
             )
 
 
 def _found_or_begun(out, begin: Callable[[], Run], asked: Request, resume: bool) -> Run:
-    """The run in `out`, or a new one, whose request is then there; see `open_run`."""
+    """The run in `out`, or a new one, whose request has been written; see `open_run`."""
     if checkpoints(out):
         run = load(out)
         _compare(out, run, asked)
@@ -102,7 +102,7 @@ def _found_or_begun(out, begin: Callable[[], Run], asked: Request, resume: bool)
 def open_run(
     out: str | Path, begin: Callable[[], Run], asked: Request, resume: bool = False
 ) -> Iterator[Run]:
-    """Hold the directory `out`, and yield the run to take further there; a context.
+    """A context that locks the directory `out`, and yields the run to train there.
 
     A new run is `begin()`, in a directory that is new or empty, where request.json then holds what
     is `asked` (`read_request`); what fails before its first save leaves the directory as it was.
@@ -134,7 +134,7 @@ def open_run(
 
 
 def own_text(out: Path) -> Path:
-    """The text of the run in `out`: its own tokens, or where the text lay when it was asked for."""
+    """The text of the run in `out`: its own tokens, or the path in its request."""
     own, request = out / "data", read_request(out)
     if (own / "prepared.json").exists():
         return own
@@ -146,15 +146,15 @@ def own_text(out: Path) -> Path:
             "--resume to begin one"
         )
     raise UserError(
-        f"expected a text of its own in {own}, but there is none, since the run began with "
+        f"expected the run's own text in {own}, but there is none, since the run began with "
         "prepared data or with pairs: name the data (--data)"
     )
 
 
 def _first(asked: Request, folder: Path, known: Scanned | None) -> Run:
-    """A run before its first step; its text, if `known`, becomes the prepared folder first."""
+    """A run before its first step; its text, if it was scanned (`known`), is prepared first."""
     model, chosen = asked.config or PRESETS[PRESET], asked.settings or Settings()
-    check_batch(model, chosen)  # before a long preparation, and not after
+    check_batch(model, chosen)  # before a long preparation, not after it
     if known:
         remove(folder)  # left by a run that died before its first save
         prepare_text(asked.text, folder, vocab_size=model.vocab_size, tokenizer=asked.tokenizer,
@@ -165,7 +165,7 @@ def _first(asked: Request, folder: Path, known: Scanned | None) -> Run:
 
 
 def _sides(prepared: Prepared, run: Run, out: Path) -> tuple[Batches, HeldOut]:
-    """What the run reads and what it is judged by. UserError: the folder is not the run's."""
+    """The run's training and held-out data. UserError if the folder is not the run's."""
     if (prepared.digest, prepared.tokenizer.hash) != (run.data, run.tokenizer.hash):
         raise UserError(
             f"expected {prepared.folder} to hold the text and the tokens of the run in {out}, but "
@@ -189,7 +189,7 @@ def train(
     `options` are those of `fit`. UserError: a bad file or argument, a directory that holds anything
     else, and what `fit` raises.
     """
-    Execution(**options)  # tells of what is wrong before anything is done
+    Execution(**options)  # check the options before doing anything
     out = Path(out)
     text = own_text(out) if data is None else Path(data)
     prepared = Prepared(text) if text.is_dir() else None

@@ -336,15 +336,15 @@ def make_together(form: forms.Form) -> Callable:
 
 
 def make_block(form: forms.Form) -> Callable:
-    """block(of, base, bars, item, end): the first warpgroup fetches, the other two multiply."""
+    """block(of, base, bars, item, end, t, group): the first warpgroup fetches, the others multiply.
+    """
     produce, consume, together = make_produce(form), make_consume(form), make_together(form)
     fewer = hopper.set_registers(forms.FEW, False)
     more = hopper.set_registers(forms.MANY, True)
     bring, brought = make_bring(form), form.beside > 0
     second, (first_box, boxes) = form.second, form.boxes
 
-    def block(of, base, bars, item, end):
-        t, group = int32(cuda.threadIdx.x & 127), int32(cuda.threadIdx.x >> 7)
+    def block(of, base, bars, item, end, t, group):
         if group == 0:
             fewer()
             if t == 0:
@@ -379,6 +379,7 @@ def gemm_kernel(form: forms.Form) -> Kernel:
         shared = cuda.shared.array(0, int8)
         base = ring.aligned(shared_address(shared))
         bars = int32(base + forms.RING + forms.SLOTS * forms.BOX)
+        t, group = int32(cuda.threadIdx.x & 127), int32(cuda.threadIdx.x >> 7)
         if cuda.threadIdx.x == 0:
             forms.prepare(bars, stages, readers)
         if cluster > 1:
@@ -386,7 +387,7 @@ def gemm_kernel(form: forms.Form) -> Kernel:
             hopper.cluster_wait()
         cuda.syncthreads()
         item, end, _, _ = load_int4(work + int64(cuda.blockIdx.x // cluster) * 16)
-        block(of, base, bars, item, end)
+        block(of, base, bars, item, end, t, group)
         if cluster > 1:  # others may still write or signal here
             hopper.cluster_arrive()
             hopper.cluster_wait()

@@ -7,12 +7,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from nanoeuler.engines.gpu.host import compile, libraries
 from nanoeuler.engines.gpu.host.device import DeviceArray, parameters
+from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, operands
 from nanoeuler.engines.gpu.lang.kernel import Kernel
 
@@ -139,6 +141,32 @@ def test_machine_code_takes_as_many_words_as_a_launch_hands_it():
     sizes = {"u64": 8, "b64": 8, "u32": 4, "b32": 4, "f32": 4}
     assert [sizes[kind] for kind in kinds] == [ctypes.sizeof(kind) for _, kind in words]
     assert re.search(r"\.maxntid\s+32\b", text)
+
+
+class Pair(NamedTuple):
+    """Where to, and what."""
+
+    to: int
+    value: float
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("numba_cuda") is None, reason=f"no compiler here: {libraries.MISSING}"
+)
+def test_arguments_in_a_tuple_are_the_same_machine_code():
+    """Up to the kernel's name, in which numba writes its arguments' types."""
+
+    def grouped(n, pair: Pair):
+        if cuda.threadIdx.x < n:
+            ptx.store_float(pair.to + 4 * cuda.threadIdx.x, pair.value)
+
+    def apart(n, to, value):
+        if cuda.threadIdx.x < n:
+            ptx.store_float(to + 4 * cuda.threadIdx.x, value)
+
+    texts = [compile.to_ptx(Kernel(each, "r l f", 32, target=(8, 0))) for each in (grouped, apart)]
+    bare = [re.sub(r".*NumbaEnv.*", "", text.replace(compile.entry(text), "")) for text in texts]
+    assert bare[0] == bare[1] and "st.global" in bare[0]
 
 
 @pytest.mark.skipif(

@@ -2,12 +2,15 @@
 
 import os
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 import registers
 
 from nanoeuler.engines.gpu.host import cache
 from nanoeuler.engines.gpu.host.compile import Code
+from nanoeuler.engines.gpu.lang import ptx
+from nanoeuler.engines.gpu.lang.kernel import Kernel
 
 MAKERS = registers.makers()
 CODE = Code("text of PTX, .entry name", b"\x7fELF\n\x00code", 40, 0, 8, ("a warning",), (9, 0, "a"))
@@ -51,6 +54,19 @@ def test_a_kernel_made_again_has_the_same_key():
     for names, make in [*MAKERS.items()][::40]:
         once, again = getattr(make, "__wrapped__", make)(), make()
         assert cache.fingerprint(once, (9, 0)) == cache.fingerprint(again, (9, 0)), names
+
+
+def test_a_tuple_that_a_kernel_takes_is_part_of_its_key():
+    def keyed(kind):
+        def kernel(given: kind):
+            ptx.store_int(given.to, given.n)
+
+        return cache.fingerprint(Kernel(kernel, "l l", 32, target=(8, 0)), (8, 0))
+
+    orders = ("to", "n"), ("to", "n"), ("n", "to")
+    kinds = [NamedTuple("Given", [(name, int) for name in names]) for names in orders]
+    one, same, other = map(keyed, kinds)
+    assert one == same != other
 
 
 def test_code_comes_back_as_it_was(tmp_path):

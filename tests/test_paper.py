@@ -1,6 +1,7 @@
 """A GPU emulator: each family of instructions against NumPy, and planted faults, all found."""
 
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -237,6 +238,31 @@ def test_helpers_registers_and_dynamic_memory():
     for seed in (None, 1):
         play(with_registers, "f[1] f[1]", x, out, shared=128, seed=seed)
         assert np.abs(out - (x.reshape(32, 3) @ [1, 2, 1])[::-1]).max() < 1e-5
+
+
+class Line(NamedTuple):
+    """An array, and what is added to it."""
+
+    values: Any
+    more: int
+
+
+def add_to_lines(one: Line, n, two: Line):
+    i = cuda.threadIdx.x
+    if i < n:
+        one.values[i] += one.more
+        two.values[i] += two.more
+
+
+@pytest.mark.parametrize("abreast", [True, False])
+def test_arguments_that_come_in_tuples(abreast):
+    x, y = np.zeros(32, np.int32), np.zeros(32, np.int32)
+    kernel = Kernel(add_to_lines, "r[1] r r r[1] r", 32)
+    run(Launch(kernel, (1,), (x, 3, 20, y, 5)), abreast=abreast)
+    assert (x == 3 * (np.arange(32) < 20)).all() and (y == 5 * (np.arange(32) < 20)).all()
+    assert kernel.names() == ["values", "more", "n", "values", "more"]
+    with pytest.raises(UserError, match="add_to_lines takes 5 arguments, 3 came"):
+        Launch(kernel, (1,), (x, 3, 20))
 
 
 def integers(x, out):

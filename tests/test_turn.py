@@ -258,11 +258,11 @@ FLAWS_BACK = {  # what: (text, what it becomes) of the function, by its name bef
     "make_turn_back: eight rows below is seven": ("first + 8", "first + 7"),
     "make_turn_back: beyond the tables": ("last = int32(row + own_row(at)), int32(T - 1)",
                                           "last = int32(row + own_row(at)), int32(T)"),
-    "dq_body: dq left as it is": ("turn_back(parts.dq, x.cos, x.sin, row, T, at)", "pass"),
-    "dkdv_body: dk left as it is": ("turn_back(parts.dk, x.cos, x.sin, row, sizes.T, at)", "pass"),
+    "dq_body: dq left as it is": ("turn_back(parts.dq, x.angles, row, T, at)", "pass"),
+    "dkdv_body: dk left as it is": ("turn_back(parts.dk, x.angles, row, sizes.T, at)", "pass"),
     "dkdv_body: dv for dk": ("turn_back(parts.dk,", "turn_back(parts.dv,"),
-    "dkdv_body: angles of the block's first keys": ("sin, row, sizes.T, at)",
-                                                    "sin, key, sizes.T, at)"),
+    "dkdv_body: angles of the block's first keys": ("angles, row, sizes.T, at)",
+                                                    "angles, key, sizes.T, at)"),
 }  # fmt: skip
 
 

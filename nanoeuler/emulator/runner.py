@@ -6,7 +6,6 @@
 
 import functools
 import importlib
-import inspect
 import itertools
 import math
 from collections.abc import Iterable, Mapping
@@ -169,7 +168,7 @@ class Run:
         )
         machine.shared = kernel.shared
         self.memory = machine.memory = Global(fresh, past)
-        self.names = list(inspect.signature(kernel.function).parameters)
+        self.names = kernel.names()
         self.args = [
             argument(self.memory, operand, value, kernel.together)
             for operand, value in zip(kernel.parameters, launch.args, strict=True)
@@ -199,7 +198,7 @@ class Run:
                     arrays[id(values)] = block.log.array(values, self.names[n])
                     arrays[id(values)].state = state
                 args[n] = arrays[id(values)]
-        return args
+        return self.launch.kernel.grouped(args)
 
     def play(self) -> Report:
         """Run all blocks, cluster by cluster."""

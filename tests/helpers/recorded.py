@@ -201,7 +201,7 @@ def attention_by_numpy(monkeypatch):
         angles = (turn.cos, turn.sin) if turn else (None, None)
         return NumpyAttentionBackward((*a, *angles, *(documents or (None, None))))
 
-    monkeypatch.setattr(engine, "in_cache", lambda q, k, launches, share: launches)
+    monkeypatch.setattr(engine.layout, "in_cache", lambda q, k, launches, share: launches)
     monkeypatch.setattr(choice, "forward_launch", forward_launch)
     monkeypatch.setattr(choice, "backward_launches", backward_launches)
 

@@ -161,6 +161,7 @@ def compilers() -> str:
 def digest(kernel: Kernel) -> str:
     """Of all that decides on a kernel's line in the table: its code, its shape, the compilers."""
     shape = kernel.args, kernel.block, kernel.shared, kernel.resident, kernel.target
+    shape += tuple((name, kind._fields) for name, kind in kernel.groups.items())
     text = "\n".join([compilers(), repr(shape), reached(kernel.function)])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -239,7 +240,7 @@ def renew(family: str, known: Mapping[Names, list[Line]], same: bool) -> list[Li
     few = dict.fromkeys(made, FEW) if family in FEWER else {}
     compiled = lines_of({names: made[names] for names in new + tried}, os.cpu_count(), few)
     for names, lines in compiled.items():
-        if same and kept[names] and lines != kept[names]:
+        if same and kept[names] and sorted(lines) != sorted(kept[names]):
             raise RuntimeError(f"{': '.join(names)} is not the same: {kept[names]}, now {lines}")
     return [(*line, digests[names]) for names, lines in (kept | compiled).items() for line in lines]
 

@@ -77,14 +77,9 @@ def over_keys(D: int, warps: int, stages: int) -> Callable:
     add, dq_before, dq_done = add_product(D, KEYS), product_done(D, 1), product_done(D)
 
     def loop(
-        parts: QueryParts,
-        own: wg.Own,
-        ring: wg.Ring,
-        source: wg.Pair,
-        block: wg.QueryBlock,
-        skip: int,
-        scale: float,
-    ) -> None:
+        parts: QueryParts, own: wg.Own, ring: wg.Ring, source: wg.Pair, block: wg.QueryBlock,
+        skip: int, scale: float,
+    ) -> None:  # fmt: skip
         """dq += ds k, over key tiles from the diagonal down, but for the first `skip`."""
         s, dp, ds, dq = parts.s, parts.dp, parts.ds, parts.dq
         at, row, q, do = own.at, own.row, own.tile, int32(own.tile + apart)
@@ -104,8 +99,7 @@ def over_keys(D: int, warps: int, stages: int) -> Callable:
             wg.forbid_others(s, KEYS, key, own.limits, at)
             softmax.row_probabilities(s, KEYS, parts.lse, scale)
             if left == warps - 1 and step - 1 + stages < block.steps:
-                row_k = wg.key_row(block, step - 1 + stages, KEYS)
-                fill_pair(ring, before, source, row_k, KEYS, D)
+                fill_pair(ring, before, source, wg.key_row(block, step - 1 + stages, KEYS), KEYS, D)
             rows_done(dp)
             softmax.row_gradients(s, dp, softmax.Span(0, KEYS), parts.delta)  # scaled at the end
             softmax.pack(s, softmax.Span(0, KEYS), ds)
@@ -192,16 +186,23 @@ def save_rows(
         wg.put_done()
 
 
+class Angles(NamedTuple):
+    """Addresses of the tables by which heads are turned, as in `rope.Turning`."""
+
+    cos: int
+    sin: int
+
+
 def make_turn_back(D: int, turned: bool) -> Callable:
-    """turn_back(acc, cos, sin, row, T, at): where heads are turned, acc by the opposite angles."""
+    """turn_back(acc, by, row, T, at): where heads are turned, acc by the opposite angles."""
     size = D // 2 if turned else 1
 
-    def turn_back(acc: Any, cos: int, sin: int, row: int, T: int, at: wg.Place) -> None:
+    def turn_back(acc: Any, by: Angles, row: int, T: int, at: wg.Place) -> None:
         angles = cuda.local.array(size, float32)
         if turned:
             first, last = int32(row + wg.own_row(at)), int32(T - 1)
             above, below = min(first, last), min(int32(first + 8), last)
-            take_angles(angles, cos, sin, above, below, D, at.lane)
+            take_angles(angles, by.cos, by.sin, above, below, D, at.lane)
             turn(acc, 0, angles, float32(-1), D)
 
     return turn_back
@@ -217,18 +218,45 @@ class OutputArrays(NamedTuple):
     row_step: int
 
 
-class Arguments(NamedTuple):
-    """Arguments of both kernels: maps; lse and delta; the launch's numbers; tables of angles."""
+class Inputs(NamedTuple):
+    """Maps of what both kernels read, [batch, heads, T, D]."""
 
     q: int
     k: int
     v: int
     do: int
+
+
+class Lines(NamedTuple):
+    """Addresses of a float32 for each row of each head: lse, and delta, which `dq` writes."""
+
     lse: int
     delta: int
+
+
+class Numbers(NamedTuple):
+    """What a launch gives of `layout.Sizes`."""
+
+    T: int
+    heads: int
+    sharing: int
+    scale: float
+    root: float
+
+
+class Arguments(NamedTuple):
+    """What both kernels are given."""
+
+    maps: Inputs
+    lines: Lines
     sizes: layout.Sizes
-    cos: int
-    sin: int
+    angles: Angles
+
+
+def sizes_of(given: Numbers, limited: bool, line: int) -> layout.Sizes:
+    """The numbers of a launch, whose rows `line` limits if the form is `limited`."""
+    limit = layout.Limit(limited, line, given.T)
+    return layout.Sizes(given.T, given.heads, given.sharing, given.scale, given.root, limit)
 
 
 def outputs_of(x: Arguments, y: OutputArrays, block: wg.QueryBlock) -> softmax.Outputs:
@@ -236,7 +264,7 @@ def outputs_of(x: Arguments, y: OutputArrays, block: wg.QueryBlock) -> softmax.O
     head = block.batch * y.batch_step + block.head * y.head_step
     line = 4 * (int64(block.number) * layout.round_up(x.sizes.T, layout.PAD))
     o, do = layout.Head(y.o + head, y.row_step), layout.Head(y.do + head, y.row_step)
-    return softmax.Outputs(o, do, x.lse + line, x.delta + line)
+    return softmax.Outputs(o, do, x.lines.lse + line, x.lines.delta + line)
 
 
 def dq_body(form: Form) -> Callable:
@@ -249,11 +277,11 @@ def dq_body(form: Form) -> Callable:
     take_deltas = softmax.make_take_deltas(D, 2, layout.quarter_dot)
 
     def block_of_queries(x: Arguments, map_dq: int, arrays: OutputArrays) -> None:
-        wg.prefetch_maps(x.q, x.k, x.v, x.do)
+        wg.prefetch_maps(x.maps.q, x.maps.k, x.maps.v, x.maps.do)
         T, at, block = x.sizes.T, wg.place(), wg.query_block(x.sizes, rows, KEYS)
         batch, head, kv = block.batch, block.head, block.kv
-        queries = wg.Pair(wg.Heads(x.q, batch, head), wg.Heads(x.do, batch, head))
-        keys = wg.Pair(wg.Heads(x.k, batch, kv), wg.Heads(x.v, batch, kv))
+        queries = wg.Pair(wg.Heads(x.maps.q, batch, head), wg.Heads(x.maps.do, batch, head))
+        keys = wg.Pair(wg.Heads(x.maps.k, batch, kv), wg.Heads(x.maps.v, batch, kv))
         shared = query_shared(D, rows, stages)
         start(shared, block, queries, keys, at)
         parts = QueryParts(
@@ -270,7 +298,7 @@ def dq_body(form: Form) -> Callable:
         skip = skip_keys(shared.ring, block, keys, row, T)
         mbarrier_wait(shared.full, int32(0))
         loop(parts, own, shared.ring, keys, block, skip, x.sizes.scale)
-        turn_back(parts.dq, x.cos, x.sin, row, T, at)
+        turn_back(parts.dq, x.angles, row, T, at)
         save_rows(parts.dq, x.sizes.root, wg.Heads(map_dq, batch, head), row, tile, D, at)
 
     return block_of_queries
@@ -282,12 +310,11 @@ def dq_kernel(form: Form) -> Kernel:
     body, limited, threads = dq_body(form), form.limited, 128 * form.groups
 
     def dq(
-        map_q, map_k, map_v, map_do, map_dq, o, do, batch_step, head_step, row_step, lse, delta,
-        T, heads, sharing, scale, root, cos, sin, first,
+        maps: Inputs, map_dq, arrays: OutputArrays, lines: Lines, given: Numbers, angles: Angles,
+        first,
     ):  # fmt: skip
-        sizes = layout.Sizes(T, heads, sharing, scale, root, layout.Limit(limited, first, T))
-        x = Arguments(map_q, map_k, map_v, map_do, lse, delta, sizes, cos, sin)
-        body(x, map_dq, OutputArrays(o, do, batch_step, head_step, row_step))
+        x = Arguments(maps, lines, sizes_of(given, limited, first), angles)
+        body(x, map_dq, arrays)
 
     stages, resident = (4, 2) if form.D == 64 else (3, 1)
     shared = query_bytes(form.D, 64 * form.groups, stages)
@@ -581,7 +608,8 @@ def dkdv_body(form: Form) -> Callable:
     begin = make_key_start(D, groups, queries, stages)
 
     def block_of_keys(x: Arguments, map_dk: int, map_dv: int) -> None:
-        wg.prefetch_maps(x.q, x.k, x.v, x.do)
+        maps, lines = x.maps, x.lines
+        wg.prefetch_maps(maps.q, maps.k, maps.v, maps.do)
         sizes, at, number, key = x.sizes, wg.place(), wg.block_head(), int32(cuda.blockIdx.y * rows)
         kv_heads = wg.divide(sizes.heads, sizes.sharing)
         batch = wg.divide(number, kv_heads)
@@ -590,9 +618,9 @@ def dkdv_body(form: Form) -> Callable:
         first, head = int32(key // queries), int32(kv * sizes.sharing)
         steps = int32((end - first) * sizes.sharing)
         start, line = int32(batch * sizes.heads), layout.round_up(sizes.T, layout.PAD)
-        source = Queries(x.q, x.do, x.lse, x.delta, batch, start, line, first, end)
+        source = Queries(maps.q, maps.do, lines.lse, lines.delta, batch, start, line, first, end)
         shared = key_shared(D, rows, queries, stages)
-        keys = wg.Pair(wg.Heads(x.k, batch, kv), wg.Heads(x.v, batch, kv))
+        keys = wg.Pair(wg.Heads(maps.k, batch, kv), wg.Heads(maps.v, batch, kv))
         begin(shared, source, keys, key, head, steps, at)
         parts = KeyParts(
             cuda.local.array(tile_half, float32), cuda.local.array(tile_half, float32),
@@ -606,7 +634,7 @@ def dkdv_body(form: Form) -> Callable:
         own = wg.Own(at, k, row, wg.limits_of(sizes.limit, batch, row, row))
         mbarrier_wait(shared.full, int32(0))
         loop(parts, own, shared, source, head, steps, sizes.scale)
-        turn_back(parts.dk, x.cos, x.sin, row, sizes.T, at)
+        turn_back(parts.dk, x.angles, row, sizes.T, at)
         save_rows(parts.dk, sizes.root, wg.Heads(map_dk, batch, kv), row, k, D, at)
         save_rows(parts.dv, float32(1), wg.Heads(map_dv, batch, kv), row, v, D, at)
 
@@ -619,12 +647,9 @@ def dkdv_kernel(form: Form) -> Kernel:
     body, limited, threads = dkdv_body(form), form.limited, 128 * form.groups
 
     def dkdv(
-        map_q, map_k, map_v, map_do, map_dk, map_dv, lse, delta, T, heads, sharing, scale, root,
-        cos, sin, last,
-    ):  # fmt: skip
-        sizes = layout.Sizes(T, heads, sharing, scale, root, layout.Limit(limited, last, T))
-        x = Arguments(map_q, map_k, map_v, map_do, lse, delta, sizes, cos, sin)
-        body(x, map_dk, map_dv)
+        maps: Inputs, map_dk, map_dv, lines: Lines, given: Numbers, angles: Angles, last
+    ):
+        body(Arguments(maps, lines, sizes_of(given, limited, last), angles), map_dk, map_dv)
 
     shared = key_bytes(form.D, 64 * form.groups, step_queries(form.D), STAGES)
     return Kernel(dkdv, "l l l l l l l l r r r f f l l l", threads, shared)

@@ -164,18 +164,29 @@ def quotient(x: int, per: int) -> int:
     return int32(int64(x) * per >> 32)
 
 
-class Links(NamedTuple):
-    """How the work is cut: query heads of a sequence, tiles of a head; links of a head, and in
-    all; what `quotient` takes for links of a head, for heads, for heads that share keys; documents.
+class Cut(NamedTuple):
+    """How the work is cut: query heads of a sequence, tiles of a head; links of a head, and in all.
     """
 
     heads: int
     tiles: int
     of_head: int
     count: int
+
+
+class Divisors(NamedTuple):
+    """What `quotient` takes for links of a head, for heads, and for heads that share keys."""
+
     per_link: int
     per_head: int
     per_sharing: int
+
+
+class Links(NamedTuple):
+    """The cut, what divides by its numbers, and what limits rows besides the diagonal."""
+
+    cut: Cut
+    by: Divisors
     limit: layout.Limit
 
 
@@ -196,8 +207,8 @@ class Link(NamedTuple):
 
 def place_in(n: int, links: Links) -> tuple[int, int]:
     """The head of the n-th link, through the whole batch, and the link's place in it."""
-    number = quotient(n, links.per_link)
-    return number, int32(n - number * links.of_head)
+    number = quotient(n, links.by.per_link)
+    return number, int32(n - number * links.cut.of_head)
 
 
 def steps_left(limit: layout.Limit, batch: int, long: int, steps: int) -> tuple[int, int]:
@@ -214,28 +225,28 @@ def steps_left(limit: layout.Limit, batch: int, long: int, steps: int) -> tuple[
 def link_of(n: int, links: Links) -> Link:
     """Head by head; in a head the last tile with the first, the last but one with the second."""
     number, i = place_in(n, links)
-    batch = quotient(number, links.per_head)
-    head = int32(number - batch * links.heads)
-    long = int32(links.tiles - i)
+    batch = quotient(number, links.by.per_head)
+    head = int32(number - batch * links.cut.heads)
+    long = int32(links.cut.tiles - i)
     steps = long
-    if links.of_head < links.tiles and i + 1 < long:  # the one in the middle is alone
+    if links.cut.of_head < links.cut.tiles and i + 1 < long:  # the one in the middle is alone
         steps = int32(long + i + 1)
-    if links.limit.on and n < links.count:
+    if links.limit.on and n < links.cut.count:
         long, steps = steps_left(links.limit, batch, long, steps)
-    return Link(n, number, batch, head, quotient(head, links.per_sharing), long, steps)
+    return Link(n, number, batch, head, quotient(head, links.by.per_sharing), long, steps)
 
 
 def long_row(link: Link, links: Links) -> int:
     """The first query of a link's long tile."""
     if links.limit.on:
-        return int32((links.tiles - 1 - link.n + link.number * links.of_head) * QUERIES)
+        return int32((links.cut.tiles - 1 - link.n + link.number * links.cut.of_head) * QUERIES)
     return int32((link.long - 1) * QUERIES)
 
 
 def short_row(link: Link, links: Links) -> int:
     """The first query of its short one."""
     if links.limit.on:
-        return int32((link.n - link.number * links.of_head) * QUERIES)
+        return int32((link.n - link.number * links.cut.of_head) * QUERIES)
     return int32((link.steps - link.long - 1) * QUERIES)
 
 
@@ -268,7 +279,7 @@ def cursor_key(now: Cursor, links: Links) -> int:
     long, end = now.long, now.steps
     if links.limit.on:  # the diagonals are where they would be without documents
         _, i = place_in(now.link, links)
-        long, end = int32(links.tiles - i), int32(now.long + i + 1)
+        long, end = int32(links.cut.tiles - i), int32(now.long + i + 1)
     if now.step < now.long:
         end = long
     return int32((end - 1 - now.step) * KEYS)
@@ -331,7 +342,7 @@ def fetch_next(chain: Chain, item: int, link: Link, part: int) -> None:
         hopper.bulk_wait_read_all()
         if part == 0 and link.steps > link.long:
             fetch_item(chain, int32(item + 1), link, short_row(link, chain.links))
-        elif link.n + cuda.gridDim.x < chain.links.count:
+        elif link.n + cuda.gridDim.x < chain.links.cut.count:
             then = link_of(int32(link.n + cuda.gridDim.x), chain.links)
             fetch_item(chain, int32(item + 1), then, long_row(then, chain.links))
 
@@ -374,7 +385,7 @@ def narrow_start(chain: Chain, link: Link) -> Stand:
 
 def refill(chain: Chain, stand: Stand) -> None:
     """Whoever was the last to leave the stage before fills it, if there is another tile."""
-    if stand.left == WARPS - 1 and stand.later.link < chain.links.count:
+    if stand.left == WARPS - 1 and stand.later.link < chain.links.cut.count:
         fill_both(chain, stand.before, stand.later)
 
 
@@ -486,7 +497,7 @@ def narrow(maps: Maps, lse: int, T: int, links: Links, scale: float) -> None:
     link, number = link_of(int32(cuda.blockIdx.x), links), int32(0)
     stand = narrow_start(chain, link)
     tile, rows = narrow_registers()
-    while link.n < links.count:
+    while link.n < links.cut.count:
         for part in range(1 + (link.steps > link.long)):
             steps = link.long if part == 0 else int32(link.steps - link.long)
             row = int32((steps - 1) * QUERIES + at.group * 64)
@@ -512,15 +523,9 @@ def narrow(maps: Maps, lse: int, T: int, links: Links, scale: float) -> None:
 def narrow_kernel(limited: bool) -> Kernel:
     """o and lse for D = 64. limited: whether more than the diagonal limits what is seen."""
 
-    def narrow_forward(
-        map_q, map_k, map_v, map_o, lse, T, heads, tiles, of_head, count, scale, per_link,
-        per_head, per_sharing, first,
-    ):  # fmt: skip
-        limit = layout.Limit(limited, first, T)
-        links = Links(heads, tiles, of_head, count, per_link, per_head, per_sharing, limit)
-        narrow(Maps(map_q, map_k, map_v, map_o), lse, T, links, scale)
+    def narrow_forward(maps: Maps, lse, T, cut: Cut, scale, by: Divisors, first):
+        narrow(maps, lse, T, Links(cut, by, layout.Limit(limited, first, T)), scale)
 
-    # Maps of q, k, v, o; lse; T, then the members of Links about the scale; the first keys seen.
     args = "l l l l l r r r r r f l l l l"
     return Kernel(narrow_forward, args, 256, NARROW_BYTES, resident=RESIDENT)
 
@@ -681,10 +686,9 @@ def wide(maps: Maps, lse: int, sizes: layout.Sizes) -> None:
 def wide_kernel(limited: bool) -> Kernel:
     """The same for D = 128."""
 
-    def wide_forward(map_q, map_k, map_v, map_o, lse, T, heads, sharing, scale, first):
+    def wide_forward(maps: Maps, lse, T, heads, sharing, scale, first):
         sizes = layout.Sizes(T, heads, sharing, scale, scale, layout.Limit(limited, first, T))
-        wide(Maps(map_q, map_k, map_v, map_o), lse, sizes)
+        wide(maps, lse, sizes)
 
     # The producer's registers go to the others: 168 for each thread become 24, 240 and 240.
-    # Arguments: maps of q, k, v, o; lse; T, heads, sharing; scale; the first keys seen.
     return Kernel(wide_forward, "l l l l l r r r f l", 384, WIDE_BYTES)

@@ -23,6 +23,15 @@ from nanoeuler.engines.gpu.tile.rope import Turning, position, take_angles, turn
 from nanoeuler.engines.gpu.tile.store import put_bf16
 
 
+class Maps(NamedTuple):
+    """Addresses of maps of A, B and C, and of the second array."""
+
+    a: int
+    b: int
+    c: int
+    second: int
+
+
 class Arguments(NamedTuple):
     """What a kernel is given: the addresses of maps of A, B, C and of the second array; aux, the
     address of a bias, or of a map; those of the work list and of the space behind its header; the

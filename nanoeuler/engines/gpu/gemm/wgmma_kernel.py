@@ -18,6 +18,7 @@ from nanoeuler.engines.gpu.gemm import wgmma_form as forms
 from nanoeuler.engines.gpu.gemm.wgmma_epilogue import (
     Arguments,
     Consumer,
+    Maps,
     Tile,
     epilogue,
     make_read_tile,
@@ -334,21 +335,47 @@ def make_together(form: forms.Form) -> Callable:
     return together
 
 
-@cache
-def gemm_kernel(form: forms.Form) -> Kernel:
-    """The kernel of a form: maps of A, B, C, another output; aux (bias, or map), work list, space
-    for pieces or for sums of columns, columns of C, a `Turning`."""
-    cluster, stages, brought = form.cluster, form.stages, form.beside > 0
+def make_block(form: forms.Form) -> Callable:
+    """block(of, base, bars, item, end, t, group): the first warpgroup fetches, the others multiply.
+    """
     produce, consume, together = make_produce(form), make_consume(form), make_together(form)
     fewer = hopper.set_registers(forms.FEW, False)
     more = hopper.set_registers(forms.MANY, True)
-    bring = make_bring(form)
-    readers = cluster if form.pingpong else 2 * cluster  # warpgroups that give a stage back
+    bring, brought = make_bring(form), form.beside > 0
     second, (first_box, boxes) = form.second, form.boxes
 
-    def gemm_wgmma(map_a, map_b, map_c, map_d, aux, work, space, n, cos, sin, T, turned):
-        by = Turning(cos, sin, T, turned)
-        of = Arguments(map_a, map_b, map_c, map_d, aux, work, space + forms.HEADER, n, by)
+    def block(of, base, bars, item, end, t, group):
+        if group == 0:
+            fewer()
+            if t == 0:
+                produce(of, base, bars, item, end)
+            elif brought and t == 32:
+                bring(of, base, bars, item, end)
+        else:
+            more()
+            c = int32(group - 1)
+            if t == 0:
+                hopper.map_acquire(of.c)
+                if second:
+                    hopper.map_acquire(of.second)
+            me = Consumer(base, bars, int32(base + first_box + c * boxes * forms.BOX), c, t)
+            consume(of, me, item, end)
+            together(of, me)
+            if t == 0:
+                hopper.bulk_wait()
+
+    return block
+
+
+@cache
+def gemm_kernel(form: forms.Form) -> Kernel:
+    """The kernel of a form. aux: a bias, or a map; work: the work list; space: for pieces or for
+    sums of columns; n: columns of C."""
+    cluster, stages, block = form.cluster, form.stages, make_block(form)
+    readers = cluster if form.pingpong else 2 * cluster  # warpgroups that give a stage back
+
+    def gemm_wgmma(maps: Maps, aux, work, space, n, by: Turning):
+        of = Arguments(maps.a, maps.b, maps.c, maps.second, aux, work, space + forms.HEADER, n, by)
         shared = cuda.shared.array(0, int8)
         base = ring.aligned(shared_address(shared))
         bars = int32(base + forms.RING + forms.SLOTS * forms.BOX)
@@ -360,24 +387,7 @@ def gemm_kernel(form: forms.Form) -> Kernel:
             hopper.cluster_wait()
         cuda.syncthreads()
         item, end, _, _ = load_int4(work + int64(cuda.blockIdx.x // cluster) * 16)
-        if group == 0:
-            fewer()
-            if t == 0:
-                produce(of, base, bars, item, end)
-            elif brought and t == 32:
-                bring(of, base, bars, item, end)
-        else:
-            more()
-            c = int32(group - 1)
-            if t == 0:
-                hopper.map_acquire(map_c)
-                if second:
-                    hopper.map_acquire(map_d)
-            me = Consumer(base, bars, int32(base + first_box + c * boxes * forms.BOX), c, t)
-            consume(of, me, item, end)
-            together(of, me)
-            if t == 0:
-                hopper.bulk_wait()
+        block(of, base, bars, item, end, t, group)
         if cluster > 1:  # others may still write or signal here
             hopper.cluster_arrive()
             hopper.cluster_wait()

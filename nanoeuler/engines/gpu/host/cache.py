@@ -123,6 +123,7 @@ def fingerprint(kernel: Kernel, target: tuple) -> str | None:
     except Unknown:
         return None
     shape = kernel.args, kernel.block, kernel.resident, kernel.target, target
+    shape += tuple((name, made.type(kind)) for name, kind in kernel.groups.items())
     text = "\n".join([compilers(), repr(shape), *made.parts])
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -178,7 +178,8 @@ def to_ptx(kernel: Kernel) -> str:
         return value
 
     function = rebind(kernel.function, replace, cuda.jit(device=True, inline="always"))
-    arguments = [argument(cuda.types, operand) for operand in kernel.parameters]
+    values = [argument(cuda.types, operand) for operand in kernel.parameters]
+    arguments = kernel.grouped(values, lambda kind, fields: cuda.types.NamedTuple(fields, kind))
     with uncopied(cuda):
         text, _ = cuda.compile_ptx(
             function, cuda.types.void(*arguments), cc=kernel.target,

@@ -8,8 +8,10 @@ Arrays here have `shape`, `dtype` and `strides` as NumPy's do, wherever their me
 which NumPy lacks, travels as uint16.
 """
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from nanoeuler.engines.gpu.lang.instruction import Operand, operands
@@ -72,7 +74,7 @@ def require_aligned(address: int) -> None:
 class Kernel:
     """A kernel, and the resources and shape that the machine must know before it starts.
 
-    function: plain Python over `engines.gpu.lang.instruction`. args: its parameters' types as in
+    function: plain Python over `engines.gpu.lang.instruction`. args: its arguments' types as in
     `operands` (arrays and maps are l, an address; f[2] is an array of two axes, dense, that the
     kernel indexes). threads: of a block, one number or as many as the block has axes. shared: bytes
     of dynamic shared memory. cluster: blocks that run side by side and see each other's shared
@@ -94,7 +96,7 @@ class Kernel:
 
     @property
     def parameters(self) -> tuple[Operand, ...]:
-        """The types of the function's parameters."""
+        """The types of the arguments."""
         return operands(self.args)
 
     @property
@@ -102,7 +104,31 @@ class Kernel:
         """The threads of a block by its axes."""
         return self.threads if isinstance(self.threads, tuple) else (self.threads,)
 
+    @property
+    def groups(self) -> dict[str, Any]:
+        """The function's parameters that are NamedTuples, by name; a field is an argument."""
+        kinds = self.function.__annotations__.items()
+        return {name: kind for name, kind in kinds if hasattr(kind, "_fields")}
 
+    def names(self) -> list[str]:
+        """What the function calls each argument."""
+        groups, own = self.groups, inspect.signature(self.function).parameters
+        return [name for one in own for name in getattr(groups.get(one), "_fields", [one])]
+
+    def grouped(self, values: Iterable, group: Callable[[Any, list], Any] | None = None) -> list:
+        """Values of the arguments, in the function's parameters.
+
+        group(kind, fields): makes a parameter that is a NamedTuple; without it, one of that kind.
+        """
+        group = group or (lambda kind, fields: kind(*fields))
+        rest, made = iter(values), []
+        for name in inspect.signature(self.function).parameters:
+            kind = self.groups.get(name)
+            made.append(group(kind, list(islice(rest, len(kind._fields)))) if kind else next(rest))
+        return made
+
+
+# %% sec-paper-launch
 def fits(operand: Operand, value: Any) -> bool:
     """Whether `value` can be the argument: l takes an array or a Map as well as a number."""
     if operand.axes:

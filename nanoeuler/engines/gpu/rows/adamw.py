@@ -30,14 +30,9 @@ ROUNDS = 1   # how often: measured, the table of attempts
 HALF, UPPER, NAN = 0x8000, -0x10000, 0x7FC00000  # of 2^16; the upper 16 bits; a nan's bits
 
 
-class Rates(NamedTuple):
-    """What one step does with every parameter: equations eq-train-moments to eq-train-adamw."""
+class Constants(NamedTuple):
+    """What is the same in every step: equations eq-train-moments to eq-train-adamw."""
 
-    lr: float
-    m_scale: float  # 1 / (1 - beta1^number)
-    v_scale: float
-    decay: float
-    clip: float     # what the gradient is multiplied by
     beta1: float
     rest1: float    # 1 - beta1, rounded once
     beta2: float
@@ -45,12 +40,23 @@ class Rates(NamedTuple):
     eps: float
 
 
+class Rates(NamedTuple):
+    """What one step does with every parameter."""
+
+    lr: float
+    m_scale: float  # 1 / (1 - beta1^number)
+    v_scale: float
+    decay: float
+    clip: float     # what the gradient is multiplied by
+    fixed: Constants
+
+
 def change(rates, w, g, m, v):
     """One parameter's new w, m, v. About 16 operations and two of the special function unit."""
     g = float32(g * rates.clip)
-    m = float32(rates.beta1 * m + rates.rest1 * g)                           # (1)
-    v = float32(rates.beta2 * v + rates.rest2 * (g * g))                     # (2)
-    root = float32(ptx.square_root(float32(v * rates.v_scale)) + rates.eps)
+    m = float32(rates.fixed.beta1 * m + rates.fixed.rest1 * g)               # (1)
+    v = float32(rates.fixed.beta2 * v + rates.fixed.rest2 * (g * g))         # (2)
+    root = float32(ptx.square_root(float32(v * rates.v_scale)) + rates.fixed.eps)
     s = float32(float32(m * rates.m_scale) * ptx.reciprocal(root))               # (3)
     return float32(w - rates.lr * (s + rates.decay * w)), m, v               # (4)
 
@@ -144,16 +150,16 @@ def make_ends(halves: bool) -> tuple[Callable, Callable]:
         else:
             fetch(here, weights, first, count, t, rounds)
 
-    def keep(here, i, weights, copy, read, at, to):
+    def keep(here, i, buffers, at, to):
         if halves:
-            put_halves(here, i, copy, weights, at)
+            put_halves(here, i, buffers.copy, buffers.weights, at)
         else:
-            put(here, i, weights, at)
+            put(here, i, buffers.weights, at)
         if to >= 0:
             if halves:
-                put(here, i, read, to)
+                put(here, i, buffers.read, to)
             else:
-                put_copy(here, i, copy, to)
+                put_copy(here, i, buffers.copy, to)
 
     return bring, keep
 
@@ -167,12 +173,9 @@ def adamw_kernel(rounds: int = ROUNDS, halves: bool = False) -> Kernel:
     written. Bytes of a parameter: 16 read, 12 written, and 2 more where it has a copy; in halves
     4 more where it is read as float32.
     """
-    held = rounds * LANE
-    bring, keep = make_ends(halves)
+    held, (bring, keep) = rounds * LANE, make_ends(halves)
 
-    def adamw(
-        tiles, decision, weights, gradients, m, v, copy, read, beta1, rest1, beta2, rest2, eps
-    ):
+    def adamw(tiles, decision, buffers: Buffers, fixed: Constants):
         t = int32(cuda.threadIdx.x)
         lr, m_scale, v_scale, decay = ptx.load_float4(decision)
         clip, norm, go, spare = ptx.load_float4(decision + 16)
@@ -181,13 +184,13 @@ def adamw_kernel(rounds: int = ROUNDS, halves: bool = False) -> Kernel:
             return
         if decays == 0:
             decay = float32(0)
-        rates = Rates(lr, m_scale, v_scale, decay, clip, beta1, rest1, beta2, rest2, eps)
+        rates = Rates(lr, m_scale, v_scale, decay, clip, fixed)
         w_here, g_here = cuda.local.array(held, float32), cuda.local.array(held, float32)
         m_here, v_here = cuda.local.array(held, float32), cuda.local.array(held, float32)
-        bring(w_here, weights, copy, first, count, t, rounds)
-        fetch(g_here, gradients, first, count, t, rounds)
-        fetch(m_here, m, first, count, t, rounds)
-        fetch(v_here, v, first, count, t, rounds)
+        bring(w_here, buffers.weights, buffers.copy, first, count, t, rounds)
+        fetch(g_here, buffers.gradients, first, count, t, rounds)
+        fetch(m_here, buffers.m, first, count, t, rounds)
+        fetch(v_here, buffers.v, first, count, t, rounds)
         for i in range(rounds):
             at = int32((i * THREADS + t) * LANE)
             if at < count:
@@ -196,9 +199,9 @@ def adamw_kernel(rounds: int = ROUNDS, halves: bool = False) -> Kernel:
                         rates, w_here[j], g_here[j], m_here[j], v_here[j]
                     )
                 place = to + at if to >= 0 else to
-                keep(w_here, i, weights, copy, read, first + at, place)
-                put(m_here, i, m, first + at)
-                put(v_here, i, v, first + at)
+                keep(w_here, i, buffers, first + at, place)
+                put(m_here, i, buffers.m, first + at)
+                put(v_here, i, buffers.v, first + at)
 
     return Kernel(adamw, "l l l l l l l l f f f f f", THREADS, target=(8, 0))
 

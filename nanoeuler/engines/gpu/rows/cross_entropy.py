@@ -158,17 +158,26 @@ def judge(here, x, row, target, shift, total, address):
         ptx.store_float(address, float32(NAN))
 
 
-def spread(here, x, i, n, row, target, shift, weight, scale):
+class Slope(NamedTuple):
+    """A row's gradient: exp2(x log2(e) - shift) times weight, and scale less at the target."""
+
+    target: int
+    shift: float
+    weight: float
+    scale: float
+
+
+def spread(here, x, i, n, row, by):
     """Vector n of the row, the i-th in registers, becomes gradients, in memory."""
     if n < row.vectors:
         unpack(x, here, i, row.wide)
         for j in range(row.lane):
-            x[j] = float32(power(x[j], shift) * weight)                      # (1), (3)
-        hit = int32(target - n * row.lane)
+            x[j] = float32(power(x[j], by.shift) * by.weight)                # (1), (3)
+        hit = int32(by.target - n * row.lane)
         if 0 <= hit < row.lane:
             for j in range(row.lane):
                 if j == hit:
-                    x[j] = float32(x[j] - scale)                             # (2)
+                    x[j] = float32(x[j] - by.scale)                          # (2)
         pack(here, i, x, row.wide)
         a, b, c, d = here[4 * i], here[4 * i + 1], here[4 * i + 2], here[4 * i + 3]
         ptx.store_int4(row.address + ACCESS * int64(n), a, b, c, d)
@@ -212,18 +221,27 @@ class Form(NamedTuple):
         return ACCESS * (self.vectors + 1) if self.place == "shared" else 0
 
 
+class Arrays(NamedTuple):
+    """Addresses of what a launch reads and writes."""
+
+    logits: int
+    targets: int
+    scales: int
+    losses: int
+
+
 @cache
 def loss_kernel(form: Form) -> Kernel:
-    """Index table: block -> row; thread, i -> its i-th vector. Bytes of a logit: read once, or
-    twice from nowhere, and written once."""
+    """Index table: block -> row; thread, i -> its i-th vector. Logits are read once, or twice."""
     place, threads, count, _, wide, gradient, resident = form
     words, lane, warps = 4 * count, 4 if wide else 8, threads // 32
     shared, once = place == "shared", place == "registers"
 
-    def loss(logits, targets, scales, losses, start, heads, columns, vectors):
+    def loss(arrays: Arrays, start, heads, columns, vectors):
         t, n = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x)
-        target = ptx.load_int(targets + 4 * int64(start + n))
-        address, its_loss = logits + ACCESS * int64(n) * vectors, losses + 4 * int64(start + n)
+        target = ptx.load_int(arrays.targets + 4 * int64(start + n))
+        address = arrays.logits + ACCESS * int64(n) * vectors
+        its_loss = arrays.losses + 4 * int64(start + n)
         base = int32(-1)
         if shared:
             base = int32((ptx.shared_address(cuda.shared.array(0, int8)) + ACCESS - 1) & -ACCESS)
@@ -242,20 +260,16 @@ def loss_kernel(form: Form) -> Kernel:
         shift, total = gather(here, x, row, end, count, warps)
         judge(spare, x, row, target, shift, total, its_loss)
         if gradient:
-            scale = ptx.load_float(
-                scales + 4 * int64(start + n - heads * ptx.divide(start + n, heads))
-            )
-            weight = float32(scale * ptx.reciprocal(total))
+            head = start + n - heads * ptx.divide(start + n, heads)
+            scale = ptx.load_float(arrays.scales + 4 * int64(head))
+            by = Slope(target, shift, float32(scale * ptx.reciprocal(total)), scale)
             for first in range(0, end, count):
                 if not once:
                     fetch(here, row, first, count)
                 for i in range(count):
-                    at = vector(row, first + i)
-                    spread(here, x, i, at, row, target, shift, weight, scale)
+                    spread(here, x, i, vector(row, first + i), row, by)
 
-    return Kernel(
-        loss, "l l l l r r r r", threads, form.shared, resident=resident, target=(8, 0)
-    )
+    return Kernel(loss, "l l l l r r r r", threads, form.shared, resident=resident, target=(8, 0))
 
 
 HOLD = 4          # vectors in a thread's registers at most, for a row that is held there

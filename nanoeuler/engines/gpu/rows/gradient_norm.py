@@ -8,7 +8,7 @@ Left out: a norm beyond 1.8e19, whose square is no float32: it counts as not fin
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,30 +61,39 @@ def finite(x):
     return x <= float32(LARGEST) and x >= float32(-LARGEST)
 
 
-def decide(sums, count, losses, heads, schedule, steps, number, limit, decision):
+class Rows(NamedTuple):
+    """An array of float32: its address, and its rows."""
+
+    address: int
+    count: int
+
+
+def decide(
+    sums: Rows, losses: Rows, plan: Rows, number: int, limit: float, decision: int
+) -> None:
     """One block: advance the step's number and write what `adamw` does, 8 float32.
 
-    sums (count,) of `add_squares`; losses (heads,); schedule (steps, 4) of `schedule`; number (1,)
+    sums (count,) of `add_squares`; losses (heads,); plan (steps, 4) of `schedule`; number (1,)
     int32, of steps begun. decision: the row of this step (the last one, if there is none), then
     clip = limit / norm if that is below 1, else 1; the norm; 1 if norm and losses are finite, else
     0; and a 0.
     """
     t, total = int32(cuda.threadIdx.x), float32(0)
-    for i in range(t, count, THREADS):
-        total = float32(total + ptx.load_float(sums + 4 * int64(i)))
+    for i in range(t, sums.count, THREADS):
+        total = float32(total + ptx.load_float(sums.address + 4 * int64(i)))
     norm = ptx.square_root(block_sum(total, THREADS // 32))
     if t == 0:
         go, clip = float32(1), float32(1)
         if not finite(norm):
             go = float32(0)
-        for k in range(heads):
-            if not finite(ptx.load_float(losses + 4 * int64(k))):
+        for k in range(losses.count):
+            if not finite(ptx.load_float(losses.address + 4 * int64(k))):
                 go = float32(0)
         if norm > limit:
             clip = float32(limit * ptx.reciprocal(norm))
         step = ptx.load_own_int(number)
         ptx.store_int(number, int32(step + 1))
-        row = schedule + 16 * int64(min(step, steps - 1))
+        row = plan.address + 16 * int64(min(step, plan.count - 1))
         lr, m_scale, v_scale, decay = ptx.load_float4(row)
         ptx.store_float4(decision, lr, m_scale, v_scale, decay)
         ptx.store_float4(decision + 16, clip, norm, go, float32(0))

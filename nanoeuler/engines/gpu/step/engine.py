@@ -20,43 +20,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nanoeuler.engines.gpu.attention import choice, float32_launch, mma_launch
+from nanoeuler.engines.gpu.attention import choice, float32_launch, layout, mma_launch
 from nanoeuler.engines.gpu.attention.documents import Documents
-from nanoeuler.engines.gpu.attention.layout import (
-    BACKWARD_PART,
-    FORWARD_PART,
-    Backward,
-    in_cache,
-    padded,
-)
 from nanoeuler.engines.gpu.gemm.float32 import eights
 from nanoeuler.engines.gpu.gemm.wgmma_form import EPILOGUES
 from nanoeuler.engines.gpu.lang.card import L2
 from nanoeuler.engines.gpu.lang.vectors import kind_of, piece
-from nanoeuler.engines.gpu.rows import activations, column_sums
-from nanoeuler.engines.gpu.rows.column_sums import sum_lines, sum_table_launch
+from nanoeuler.engines.gpu.rows import activations, column_sums, residual_norm
+from nanoeuler.engines.gpu.rows import residual_norm_backward as norms_back
+from nanoeuler.engines.gpu.rows import rope as rotary
 from nanoeuler.engines.gpu.rows.cross_entropy import form_for, loss_launch, sums_launch
 from nanoeuler.engines.gpu.rows.embedding import embed_backward_launches, embed_launch, slots_shape
 from nanoeuler.engines.gpu.rows.fill import add_row_launch
-from nanoeuler.engines.gpu.rows.residual_norm import (
-    NORMS,
-    Add,
-    Norm,
-    add_scaled_launch,
-    move_norm_launch,
-)
-from nanoeuler.engines.gpu.rows.residual_norm_backward import (
-    NormBackward,
-    norm_backward_blocks,
-    norm_backward_launches,
-)
-from nanoeuler.engines.gpu.rows.rope import (
-    HeadNorm,
-    head_norm_backward_launch,
-    head_norm_blocks,
-    head_norm_launch,
-    rope_launch,
-)
+from nanoeuler.engines.gpu.rows.residual_norm import Add, Norm, add_scaled_launch
+from nanoeuler.engines.gpu.rows.rope import HeadNorm
 from nanoeuler.engines.gpu.rows.soft_cap import cap_launch, slopes_launch
 from nanoeuler.engines.gpu.tile.rope import Turning
 
@@ -168,7 +145,7 @@ class CudaEngine(Engine):
         self.stored: set[int] = set()
         self.fresh: set[int] = set()
         self.lendable: dict[int, list[tuple[str, int, int]]] = {}
-        self.pending: NormBackward | None = None
+        self.pending: norms_back.NormBackward | None = None
         # By where they belong: sums over rows that are not added yet, and their lines of a table.
         self.deferred: dict[tuple[str, int], tuple[Array, list]] = {}
         self.used = 0  # floats of the memory of partial sums
@@ -196,7 +173,7 @@ class CudaEngine(Engine):
         pitch = columns * len(outs)
         for i, out in enumerate(outs):
             place = first + i * columns, count, pitch, out.address // 4
-            lines = sum_lines(*place, columns, store=out.address in self.fresh)
+            lines = column_sums.sum_lines(*place, columns, store=out.address in self.fresh)
             self.fresh.discard(out.address)
             self.deferred[out.memory, out.address] = out, lines
         self.used += count * pitch
@@ -215,7 +192,7 @@ class CudaEngine(Engine):
                 self.recording.reclaim(out.address)
             partials = self.recording.whole(PARTIALS, (self.used,), np.float32)
             outs = self.recording.whole(memory, (end // 4,), np.float32)[first // 4 :]
-            launch = sum_table_launch(self.recording.constant(table), partials, outs)
+            launch = column_sums.sum_table_launch(self.recording.constant(table), partials, outs)
             self.recording.add("sums of norms", launch)
         self.deferred, self.used = {}, 0
 
@@ -239,9 +216,9 @@ class CudaEngine(Engine):
             dn=dn, x=x, dx=dx, before=None if this.before is None else dx,
             copy=None if this.copy is None else rows_of(this.copy), dmoved=dmoved,
         )  # fmt: skip
-        blocks = norm_backward_blocks(this.form, x.shape[0], self.multiprocessors)
+        blocks = norms_back.norm_backward_blocks(this.form, x.shape[0], self.multiprocessors)
         partials = self.defer_sums(blocks, list(this.sums))
-        launch, _ = norm_backward_launches(this, partials, self.multiprocessors)
+        launch, _ = norms_back.norm_backward_launches(this, partials, self.multiprocessors)
         self.recording.add("norm backward", launch)
 
     def flush(self) -> None:
@@ -365,8 +342,8 @@ class CudaEngine(Engine):
     ) -> tuple[Array, Array]:
         """n and stats of x, or of the residual stream that `add` makes of it."""
         n, rows = self.take(*x.shape), rows_of(x)
-        stats = self.take(rows.shape[0], NORMS[norm.kind], kind="float32")
-        launch = move_norm_launch(norm, rows, rows_of(n), gain, stats, bias, add)
+        stats = self.take(rows.shape[0], residual_norm.NORMS[norm.kind], kind="float32")
+        launch = residual_norm.move_norm_launch(norm, rows, rows_of(n), gain, stats, bias, add)
         self.record("move and norm" if add else "norm", launch)
         return n, stats
 
@@ -388,7 +365,7 @@ class CudaEngine(Engine):
         """
         self.flush_norm()
         out = self.take(*given[1].shape, kind=self.precision.gradient) if dx is None else dx
-        self.pending = NormBackward(norm, *given, out, dgain, dx, dbias)
+        self.pending = norms_back.NormBackward(norm, *given, out, dgain, dx, dbias)
         return out
 
     def rmsnorm_backward(
@@ -416,7 +393,7 @@ class CudaEngine(Engine):
         """
         B, T, N, D = heads.shape
         rows = heads.reshape(B * T, N * D)
-        launch = rope_launch(rows, cos, sin, n, T, back=back)
+        launch = rotary.rope_launch(rows, cos, sin, n, T, back=back)
         self.record("rope backward" if back else "rope", launch)
         return heads
 
@@ -433,7 +410,7 @@ class CudaEngine(Engine):
         `PackedRows`. UserError for a head width or a card that no kernel serves.
         """
         (B, T, _, D), H = heads.shape, heads.shape[2] - 2 * n_kv
-        y, lse = self.take(B, T, H * D), self.take(B, H, padded(T), kind="float32")
+        y, lse = self.take(B, T, H * D), self.take(B, H, layout.padded(T), kind="float32")
         ends = *split(heads, n_kv), y.reshape(B, T, H, D).swapaxes(1, 2), lse
         documents = first and first.documents
         if self.bf16:
@@ -441,7 +418,7 @@ class CudaEngine(Engine):
         else:
             launch = float32_launch.forward_launch(*ends, self.precision.pieces, documents)
         if not self.bf16 or choice.family(self.capability, D) is mma_launch:
-            (launch,) = in_cache(ends[0], ends[1], [launch], self.l2 * FORWARD_PART)
+            (launch,) = layout.in_cache(ends[0], ends[1], [launch], self.l2 * layout.FORWARD_PART)
         self.record("attention", launch, 4 * B * H * D * pairs(T, first))  # two products
         return y, (y, lse)
 
@@ -458,14 +435,14 @@ class CudaEngine(Engine):
         dheads, delta = self.take(*heads.shape), self.take(*lse.shape, kind="float32")
         do, o = (each.reshape(B, T, N - 2 * n_kv, D) for each in (dy, y))
         given = do.swapaxes(1, 2), *split(heads, n_kv), o.swapaxes(1, 2), lse, delta
-        ends = Backward(*given, *split(dheads, n_kv))
+        ends = layout.Backward(*given, *split(dheads, n_kv))
         documents = first and first.documents
         if self.bf16:
             launches = choice.backward_launches(ends, self.capability, rope, documents)
         else:
             launches = float32_launch.backward_launches(ends, self.precision.pieces, documents)
         if not self.bf16 or choice.family(self.capability, D) is mma_launch:
-            launches = in_cache(ends.q, ends.k, launches, self.l2 * BACKWARD_PART)
+            launches = layout.in_cache(ends.q, ends.k, launches, self.l2 * layout.BACKWARD_PART)
         flops = 10 * B * (N - 2 * n_kv) * D * pairs(T, first)  # five products
         self.record("attention backward", launches, flops)
         return dheads
@@ -685,7 +662,7 @@ class CudaEngine(Engine):
         """Heads (B, T, (H+2G) D) from position 0 with QK-norm; queries and keys as they were."""
         (B, T, _), count = n.shape, config.n_heads + config.n_kv_heads
         heads, raw = self.linear(n, b.wqkv, b.wqkv_bias), self.take(B * T, count * config.head_dim)
-        launch = head_norm_launch(rows_of(heads), raw, self.head_norm(config, b), T)
+        launch = rotary.head_norm_launch(rows_of(heads), raw, self.head_norm(config, b), T)
         self.record("norm of heads", launch)
         return heads, raw
 
@@ -695,10 +672,10 @@ class CudaEngine(Engine):
         """From the gradient after QK-norm and RoPE to that before, in place; adds to the gains'."""
         self.flush_norm()
         T, rows = dheads.shape[1], raw.shape[0]
-        blocks = head_norm_blocks(rows, self.multiprocessors)
+        blocks = rotary.head_norm_blocks(rows, self.multiprocessors)
         partials = self.defer_sums(blocks, [db.q_norm, db.k_norm])
         given = dheads.reshape(rows, -1), raw, self.head_norm(config, b), partials, T
-        self.record("norm of heads, backward", head_norm_backward_launch(*given))
+        self.record("norm of heads, backward", rotary.head_norm_backward_launch(*given))
 
     def mlp(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Any]:
         self.lend_gradients(b)

@@ -21,6 +21,7 @@ from nanoeuler.engines.gpu.host.staging import Inbox, Outbox
 from nanoeuler.engines.gpu.lang.kernel import Launch
 from nanoeuler.engines.gpu.rows import gradient_norm
 from nanoeuler.engines.gpu.rows.adamw import from_halves
+from nanoeuler.engines.gpu.step import recording
 from nanoeuler.engines.gpu.step.matmul import Multiplier
 from nanoeuler.engines.gpu.step.precision import (
     BF16,
@@ -31,16 +32,7 @@ from nanoeuler.engines.gpu.step.precision import (
     Precision,
 )
 from nanoeuler.engines.gpu.step.program import ARENA, CONSTANTS, Array, bind, constants
-from nanoeuler.engines.gpu.step.recording import (
-    MOMENTS,
-    Machine,
-    ProgramBuilder,
-    Recorded,
-    Rules,
-    fill_batch,
-    fill_step,
-    program_builder,
-)
+from nanoeuler.engines.gpu.step.recording import MOMENTS, Machine, ProgramBuilder, Recorded, Rules
 from nanoeuler.engines.interface import Optimizer, Stepper, Taken
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
@@ -73,8 +65,8 @@ class CudaStepper(Stepper):
     """
 
     optimizers: tuple[str, ...] = ("AdamW",)  # classes whose update is a kernel: `rows.adamw`
-    step_builder: Callable[..., ProgramBuilder] = staticmethod(program_builder)
-    sums_builder: Callable[..., ProgramBuilder] = staticmethod(program_builder)
+    step_builder: Callable[..., ProgramBuilder] = staticmethod(recording.program_builder)
+    sums_builder: Callable[..., ProgramBuilder] = staticmethod(recording.program_builder)
 
     def __init__(
         self, weights: Weights, optimizer: Optimizer | None, device: Any, *,
@@ -199,7 +191,7 @@ class CudaStepper(Stepper):
         if first is not None:
             first = np.concatenate([first, np.zeros((most - B, T), first.dtype)])
         this = self.program_for("sums", most, T, packed=packed)
-        fill_batch(this.inbox.page(), self.weights.config, tokens, targets, first)
+        recording.fill_batch(this.inbox.page(), self.weights.config, tokens, targets, first)
         self.launch(this)
         return this.outbox.read()["sums"][0, :K].astype(np.float64)
 
@@ -233,8 +225,8 @@ class CudaStepper(Stepper):
         page = this.inbox.page()
         how = rules.beta1, rules.beta2, rules.weight_decay
         rates = gradient_norm.schedule([lr], *how, first=number)
-        fill_batch(page, config, tokens, targets, first)
-        fill_step(page, scale, rates, config.vocab_size)
+        recording.fill_batch(page, config, tokens, targets, first)
+        recording.fill_step(page, scale, rates, config.vocab_size)
         self.launch(this)
         taken, self.in_flight = self.finish(), (number, this)
         return taken

@@ -228,6 +228,17 @@ def test_a_run_that_is_cut_off_leaves_the_rows_of_what_it_has_done(project, how)
     assert not [*project.rglob(".*.part")]
 
 
+def test_a_report_is_one_file_of_all_that_is_known(project):
+    record = Record(WHERE)
+    record.take("time: gemm: matmul: a", held("matmul", "a"))
+    record.take("check: rows: norm", {"failed": "the process ended, code 3"})
+    record.report(project / "card.json", "Linux\ntwo cores")
+    said = json.loads((project / "card.json").read_text())
+    assert said["failed"] == ["rows"] and said["machine"] == ["Linux", "two cores"]
+    assert said["time"] == stored(project, "kernels") and said["check"] == []
+    assert {key: said[key] for key in WHERE} == WHERE
+
+
 def test_a_run_goes_on_where_one_of_the_same_commit_has_ended(project):
     jobs = ["time: gemm: matmul: a", "time: gemm: matmul: b", "time: gemm: matmul, bias: a"]
     record = Record(WHERE)

@@ -520,6 +520,9 @@ def test_bench_runs_a_measurement_of_the_checkout(checkout, capfd):
     assert cli.main(["bench", "speed"]) == 0  # which finds the helpers
     measured = checkout / "data" / "measurements" / "speed.json"
     assert json.loads(measured.read_text()) == [{"arguments": []}]
+    assert cli.main(["bench", "speed", "time", "--report", "my-card.json"]) == 0
+    given = ["time", "--report", "my-card.json"]
+    assert json.loads(measured.read_text()) == [{"arguments": given}]
 
 
 def test_what_bench_lacks_is_one_line(checkout, capfd):

@@ -389,14 +389,18 @@ def plan(
         _print_added(optimizer, config, batch_size)
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})
 def bench(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="what to measure")] = None,
+    flags: Annotated[
+        list[str] | None, typer.Argument(metavar="FLAG", help="flags of that script")
+    ] = None,
 ) -> None:
     """Repeat one of the book's measurements on this machine.
 
     The result replaces data/measurements/NAME.json of the checkout. Without NAME, it lists the
-    names.
+    names. What follows NAME goes to the measurement's script; bench gpu --report FILE also writes
+    one file that you can send to others.
 
     Example: nanoeuler bench tokenizer
     """
@@ -409,7 +413,8 @@ def bench(
         return
     if name not in names:
         raise UserError(f"no measurement is named {name!r}: choose one of {', '.join(names)}")
-    sys.argv = [str(tests / "bench" / f"{name}.py")]  # as if the script were called alone
+    script = str(tests / "bench" / f"{name}.py")
+    sys.argv = [script, *(flags or [])]  # as if the script were called alone
     sys.path[:0] = [str(tests), str(tests / "helpers")]  # where the tests find their helpers, too
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")

@@ -11,8 +11,9 @@ Run again, it leaves out what has rows of this commit on this device; --again me
 
 Checks and contests run in a child with a watch-dog: one that breaks the child, or is silent for too
 long, is named and left out. --only rows takes one family, --only "rows:norm|copy" of it what has
-"norm" or "copy" in its name; --dry compiles, plans and says how long a run will take, without a
-GPU. The exit status is 1 where anything failed.
+"norm" or "copy" in its name; --report FILE also writes all rows and what `nanoeuler doctor` says
+into one file, to send to somebody who has not this card; --dry compiles, plans and says how long a
+run will take, without a GPU. The exit status is 1 where anything failed.
 
 Where a machine is lent for some minutes at a time, go from what is wanted most to what is left; the
 seconds are those that --dry foresees, and the first two fit into a call of 420:
@@ -41,6 +42,7 @@ from nanoeuler import measurements
 from nanoeuler.engines.gpu.host.compile import build_all
 from nanoeuler.engines.gpu.lang.card import THREADS, limit, pretended, require_fit
 from nanoeuler.errors import UserError
+from nanoeuler.planning import doctor
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]  # as pytest and `nanoeuler bench` have it
@@ -257,6 +259,9 @@ def run(options, chosen, parts, codes):
             rest = record.rest(kind, [job for job in jobs if wanted(job, parts)], jobs)
             outcomes |= watch(command, rest, hear)
             print(f"{kind}: {len(rest)} in {time.perf_counter() - begin:.0f} s", flush=True)
+    if options.report:
+        record.report(options.report, doctor.report())
+        print(f"all rows, and what the doctor says, are in {options.report}")
     return summary(record.rows, outcomes)
 
 
@@ -312,6 +317,7 @@ def main():
     parser.add_argument("--only", nargs="+", default=[], help="families, or family:part of names")
     parser.add_argument("--rounds", type=int, default=gpu_times.ROUNDS, help="of timing, alone")
     parser.add_argument("--again", action="store_true", help="also what this commit has rows of")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="all rows in one file")
     parser.add_argument("--cores", type=int, default=16, help="of the machine that --dry foresees")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()

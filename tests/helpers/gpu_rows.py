@@ -149,3 +149,9 @@ class Record:
         rows = list(made)
         self.rows[kind] += rows
         write(kind, rows)
+
+    def report(self, path: Path, facts: str) -> None:
+        """One file with all rows, and `facts` about the machine: for somebody without this card."""
+        said = self.where | {"failed": sorted(self.bad), "machine": facts.splitlines()} | self.rows
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(said, indent=1), encoding="utf-8")

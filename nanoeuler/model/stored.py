@@ -211,8 +211,8 @@ def _rows(piece, order, low, high):
 class StoredWeights(Weights):
     """The weights of a model in mapped files. `stored` has its tensors, or None: see `flat`.
 
-    `weights[name]` reads a tensor as float32, a copy that can't be written to. Whoever asks for
-    `flat`, or for `blocks`, has all of them read into memory, and from then on these count.
+    `weights[name]` reads a tensor as float32, a copy that can't be written to. `flat` and
+    `blocks` read all of them into memory, and from then on these count.
     """
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, Stored]):

@@ -837,7 +837,7 @@ class CpuReader:
     ) -> np.ndarray:
         """Logits (B, rows, heads, V) after the last `rows` tokens of each of B pieces.
 
-        Piece i, ids of text i, stands at positions starts[i], starts[i] + 1, ...: what was read of
+        Piece i, ids of text i, is at positions starts[i], starts[i] + 1, ...: what was read of
         that text at these positions and after is forgotten. An empty piece is not read. The logits
         are good until the next call, which writes in the same place.
         """

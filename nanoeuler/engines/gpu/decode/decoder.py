@@ -162,7 +162,7 @@ def pack_block(this: Decoding, block: Block) -> dict[str, np.ndarray]:
 
 
 def pack_ends(this: Decoding, w: Weights) -> dict[str, np.ndarray]:
-    """Name -> array of what stands around the blocks."""
+    """Name -> array of the weights outside the layers."""
     config, shape = this.config, this.shapes["output"]
     gain, bias = w["norm"], w.get("norm_bias")
     made = {"norm": gain, "norm_bias": np.zeros(gain.shape) if bias is None else bias}
@@ -296,7 +296,7 @@ class Loaded(NamedTuple):
 class CudaReader:
     """Reads pieces of texts on a device, and can go on by itself: an `inference.decoder.Reader`.
 
-    texts: how many are kept. more: fields of `Decoding`. A device on paper does as well. arrays,
+    texts: how many are kept. more: fields of `Decoding`. An emulated device works, too. arrays,
     blocks: the packed weights, and the caches of keys and values. passes: a graph for each number
     of rows, and whether it ends in a choice of tokens.
     """
@@ -361,7 +361,7 @@ class CudaReader:
     ) -> np.ndarray:
         """Logits (B, rows, 1, V) float32 after the last `rows` tokens of each of B pieces.
 
-        Piece i, ids of text i, stands at positions from starts[i] on; one of none is not read, and
+        Piece i, ids of text i, is at positions from starts[i] on; one of none is not read, and
         its logits mean nothing. UserError for more heads than the first, texts, or positions.
         """
         if heads != 1:
@@ -379,7 +379,7 @@ class CudaReader:
     ) -> np.ndarray:
         """The `count` most probable tokens after each of B texts, one by one: (B, count) int32.
 
-        Text i has been read up to position starts[i], where tokens[i] stands, which has not. No
+        Text i has been read up to position starts[i], where tokens[i] is, which has not. No
         host is in between. UserError where a text would go beyond the context.
         """
         check_pieces(self.this, [[token] for token in tokens], starts)

@@ -7,8 +7,8 @@
 Y (R, O) = X (R, I) W. W is packed: a warp reads 512 bytes at a time, 8 outputs by 64 bytes of
 inputs, and a lane's 16 bytes are what it hands to the tensor cores. A block has all inputs of its
 outputs, each warp a share, whose sums are added in order. Kinds are "bf16" (multiplied by mma.sync,
-added in float32) and "float32". What stands before a product (a norm, attention's parts put
-together) and after it is part of the kernel. Left out: more than 16 rows at a time (`Form.rows`).
+added in float32) and "float32". The kernel includes the product's prologue (a norm, or attention's
+parts combined) and its epilogue. Left out: more than 16 rows at a time (`Form.rows`).
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ TILE = 512      # bytes of a tile: 16 of each of 32 lanes
 MOST_TILES = 12  # that a lane loads before it uses one: 48 registers
 WARPS = 8, 16, 32  # of a block: the fewest whose shares are that small
 PAD = 4         # groups of outputs come in multiples of it: the most that a block takes
-LEAN = 24       # registers of weights: a kernel with so few shall leave room for others
+LEAN = 24       # registers of weights: a kernel with so few leaves room for others
 LINE = 16       # bytes of a row's line: token, position, text, and a word that is free
 
 
@@ -83,12 +83,12 @@ class Shape:
 
     @property
     def padded(self) -> int:
-        """Inputs with the zeros behind them."""
+        """Inputs with the padding after them."""
         return self.warps * self.tiles * self.depth
 
     @property
     def groups(self) -> int:
-        """Groups of eight outputs, with those of zeros behind them."""
+        """Groups of eight outputs, with the padded ones after them."""
         return cover(self.outputs, OUT * PAD) * PAD
 
 
@@ -140,7 +140,7 @@ class Form:
     shape: Shape
     rows: int                   # of X in a block: 1, 8 or 16; of float32 any
     front: str                  # "rms", "layer" (norms), "parts" (of attention), "plain"
-    end: str                    # "add" (to the stream), "store", "heads", or an activation
+    end: str                    # "add" (to residual stream), "store", "heads", or an activation
     groups: int = 1             # of eight outputs, in a block
     early: bool = False         # whether it may start while the kernel before it runs
     heads: Heads | None = None  # of a kernel that touches attention
@@ -215,7 +215,7 @@ def make_keep(form: Form) -> Callable:
 def make_row(form: Form) -> tuple[Callable, Callable]:
     """load(values, address, lane), settle(values, lane): a warp's row of the stream, and its norm.
 
-    Lane l has columns 4 (32 j + l) and three more, j = 0, 1, ...; zeros behind the row. `settle`
+    Lane l has columns 4 (32 j + l) and three more, j = 0, 1, ...; zeros after the row. `settle`
     takes the mean away, where the norm does, and returns one over the deviation.
     """
     columns, pieces = form.shape.inputs, cover(form.shape.padded, 128)
@@ -245,7 +245,7 @@ def make_row(form: Form) -> tuple[Callable, Callable]:
 
 
 def make_norm_front(form: Form) -> Callable:
-    """front(x, gain, shift, lines, tile, shared, t): the norm of the stream's rows, a warp each.
+    """front(x, gain, shift, lines, tile, shared, t): the norm of the rows, a warp each.
 
     x (R, C) float32; gain, shift (C,). Of a single row every warp finds the norm, and writes a part
     of it: so no warp waits for another's sums.
@@ -309,7 +309,7 @@ def make_add_parts(form: Form) -> Callable:
         for k in range(4):
             o[k] *= scale
         for i in range(AT_ONCE):
-            if first + i < count:  # behind it stands what earlier tokens left
+            if first + i < count:  # later ones are left over from earlier tokens
                 share = ptx.exp2(tops[i] - new)
                 total += sizes[i] * share
                 for k in range(4):
@@ -643,7 +643,7 @@ def make_heads_end(form: Form) -> tuple[Callable, Callable]:
 
 
 def parts_of(form: Form) -> tuple[Callable, ...]:
-    """What stands before the product, the product, and what stands behind: front, ..., finish."""
+    """The pieces of a kernel, prologue, product and epilogue: front, ..., finish."""
     front = nothing_to_do
     if form.front in ("rms", "layer"):
         front = make_norm_front(form)

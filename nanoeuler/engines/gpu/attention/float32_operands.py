@@ -70,7 +70,7 @@ def split_eight(values: Any, at: int, words: Any) -> None:
 
 
 def make_loads(form: Form, rows: int) -> tuple[Callable, Callable]:
-    """What `Operands` says: load(tile, x, first, limit), load_pair(tile, x, y, first, limit).
+    """The loads of `Operands`: load(tile, x, first, limit), load_pair(tile, x, y, first, limit).
 
     All threads of the block call them. The second tile of a pair is behind the first.
     """
@@ -104,7 +104,7 @@ def make_wait(stages: int) -> Callable:
 
 
 def commit() -> None:
-    """What this step needs is there when all threads have stored their part of it."""
+    """A step's tiles are complete when all threads have stored their parts."""
     cuda.syncthreads()  # all parts are there
 
 

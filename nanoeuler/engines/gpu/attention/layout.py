@@ -2,7 +2,7 @@
 
 
 # %% sec-flash-layout
-"""What all attention kernels on tensor cores agree on: arrays, saved lines, masked scores.
+"""The layout that all attention kernels on tensor cores share: arrays, saved rows, masked scores.
 
 All of bf16 (as uint16), of any strides that are multiples of 16 bytes, the last axis dense:
 
@@ -109,10 +109,10 @@ class Head(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """What limits rows besides the diagonal. on: whether anything does, a constant of the kernel's
-    form; where nothing does, the other two are never read.
+    """The limits of rows besides the diagonal. on: whether there are any, a constant of the
+    kernel's form; if there are none, nobody reads the other two.
 
-    line: the address of an int32 for each of T rows of each sequence, which never falls: for
+    line: the address of an int32 for each of T rows of each sequence, in ascending order: for
     queries the first key that each sees, for keys the last query that sees each.
     """
 
@@ -207,7 +207,7 @@ def expect_lines(B: int, H: int, T: int, **lines: Any) -> None:
 
 
 class Backward(NamedTuple):
-    """What the backward pass reads (do, q, k, v, o, lse), works with (delta) and writes."""
+    """Arrays of the backward pass: inputs (do, q, k, v, o, lse), scratch (delta), then outputs."""
 
     do: Any
     q: Any

@@ -63,7 +63,7 @@ def over_keys(form: Form) -> Callable:
 
 
 def dq_block(form: Form) -> Callable:
-    """What a block of `dq_kernel` does."""
+    """The work of a block of `dq_kernel`."""
     D, keys, own, kind = form.D, form.step, form.own, form.operands
     rows, threads, wide, half = 16 * form.warps, 32 * form.warps, D // 2, form.step // 2
     (_, load_pair), save, fragments = kind.loads(form, rows), kind.save(form), kind.fragments(form)
@@ -278,7 +278,7 @@ def tiles_to(T: int, queries: int, last: int, limits: mma.Limits) -> int:
 
 
 def dkdv_block(form: Form) -> Callable:
-    """What a block of `dkdv_kernel` does."""
+    """The work of a block of `dkdv_kernel`."""
     D, queries, own, kind = form.D, form.step, form.own, form.operands
     rows, wide, half = 16 * form.warps, D // 2, form.step // 2
     (_, load_pair), save, fragments = kind.loads(form, rows), kind.save(form), kind.fragments(form)

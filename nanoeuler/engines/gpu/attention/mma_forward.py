@@ -143,7 +143,7 @@ def own_distance() -> int:
 
 
 class Keys(NamedTuple):
-    """What a block goes through: keys and values of T rows, `end` tiles of them up to the diagonal;
+    """The keys and values that a block loops over: T rows, `end` tiles of them up to the diagonal;
     its first query, and what limits it.
     """
 
@@ -156,7 +156,7 @@ class Keys(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Where things of a step are in shared memory: queries, keys with values behind them, and what
+    """Addresses of a step in shared memory: queries, keys with values behind them, and what
     is parked.
     """
 
@@ -271,7 +271,7 @@ def make_save_half(form: Form) -> Callable:
 
 
 def halves_block(form: Form) -> Callable:
-    """What a block of `forward_kernel` does, if a warp has two halves."""
+    """The work of a block of `forward_kernel`, if a warp has two halves."""
     D, loop, save_half = form.D, make_halves_loop(form), make_save_half(form)
     copy, most = mma.make_copy(D, QUERIES, THREADS), max(D, KEYS) // 4
     new_half = make_half(KEYS, D)
@@ -376,7 +376,7 @@ def over_keys(form: Form) -> Callable:
 
 
 def single_block(form: Form) -> Callable:
-    """What a block of `forward_kernel` does, if a warp has 16 queries."""
+    """The work of a block of `forward_kernel`, if a warp has 16 queries."""
     D, rows, keys, own, threads = form.D, 16 * form.warps, form.step, form.own, 32 * form.warps
     load, _ = form.operands.loads(form, rows)
     fragments, loop = form.operands.fragments(form), make_key_loop(form, over_keys(form))

@@ -2,7 +2,7 @@
 
 
 # %% sec-flash-mma-parts
-"""What the kernels of attention by mma.sync share: tiles in shared memory, copies, fragments.
+"""Parts that the mma.sync kernels of attention share: tiles in shared memory, copies, fragments.
 
 A tile is rows x D in bf16, D = 32, 64 or 128, its 16-byte chunks swapped within a row (`swizzle`).
 Addresses in shared memory, rows and counts are int32, addresses in global memory int64. Left out:
@@ -171,7 +171,7 @@ def forbid_later(s: Any, keys: int, distance: int) -> None:
 
 
 class Limits(NamedTuple):
-    """What limits the rows of one sequence of a batch."""
+    """The limits of the rows of one sequence of a batch."""
 
     limit: layout.Limit
     batch: int

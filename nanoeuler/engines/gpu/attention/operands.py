@@ -2,7 +2,7 @@
 
 
 # %% sec-flash-mma-operands
-"""What kernels of attention by mma.sync multiply: operands of bf16, and what another kind says.
+"""Operands of attention by mma.sync: bf16, and the interface for other number formats.
 
 Left out: float32 as a sum of bf16, in float32_operands.py; the kernels.
 """
@@ -18,8 +18,9 @@ from nanoeuler.engines.gpu.lang.instruction import cuda, int32
 
 
 class Operands(NamedTuple):
-    """A kind of operands. size: bytes of a number in memory; parts: tiles of bf16 that a tile in
-    shared memory is; halves: how many times 16 queries a warp has forward. Makers, of a form:
+    """A number format as operands. size: bytes of a number in memory; parts: the tiles of bf16
+    that make up a tile in shared memory; halves: how many times 16 queries a warp has forward.
+    The others are factories, which get a form:
 
     fragments: fragments(), the registers that operands pass through
     loads: of a form and rows, load(tile, x, first, limit), and load_pair(tile, x, y, first, limit)

@@ -158,7 +158,7 @@ def column_gradients(p: Any, dp: Any, of: Span, line: int) -> None:
 
 
 class Outputs(NamedTuple):
-    """What the forward pass left of a head, and its gradient: o, do; lines of lse and delta."""
+    """A head's output of the forward pass and its gradient, o and do; its rows of lse and delta."""
 
     o: layout.Head
     do: layout.Head

@@ -2,7 +2,7 @@
 
 
 # %% sec-vendor-rows
-"""Matrix products by NVIDIA's library cuBLAS, which comes from the door: a contender for ours.
+"""Matrix products by NVIDIA's library cuBLAS, for a step in place of our own kernels.
 
 C (m, n) = op(A) op(B) in the layouts of `wgmma_form`: NT, NN, TN. Left out: epilogues, batches.
 """

@@ -2,7 +2,7 @@
 
 
 # %% sec-vendor-choice
-"""Products of a recorded step by NVIDIA's library or by our kernels: the faster, or as one wishes.
+"""The GEMM backend of a recorded step: cuBLAS or our kernels, the faster one or the one you name.
 
 The variable NANOEULER_PRODUCTS says which: "fastest" (where nothing is said, and the library is
 installed), "ours", or "cublas", which takes the library's wherever it can do the same.
@@ -45,7 +45,7 @@ class Library(Fastest):
 
 
 def multiplier() -> type[Multiplier]:
-    """Who multiplies in this process; UserError for a wish that cannot be met."""
+    """The GEMM backend of this process; UserError if its name is unknown, or cuBLAS is missing."""
     wish = os.environ.get("NANOEULER_PRODUCTS") or "fastest"
     known = {"ours": Multiplier, "fastest": Fastest, "cublas": Library}
     if wish not in known:

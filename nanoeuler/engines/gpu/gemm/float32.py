@@ -2,12 +2,12 @@
 
 
 # %% sec-pieces-pairs
-"""Float32 products on bf16 tensor cores: a float32 is a sum of up to three bf16, its pieces.
+"""Float32 products on bf16 tensor cores (bf16x2, bf16x3): a float32 is split into bf16 pieces.
 
-Pieces of A and B stand side by side along k, so that one bf16 product with float32 sums multiplies
-all pairs that count. Of three pieces: exact to about a rounding of float32 a term; of two: to
-2^-15; and what the sums round. Exact pieces from 2^-110 on. Left out: a k that is no multiple of 8
-where rows run along it, and what rounds differently than the kernels that there are.
+Pieces of A and B lie side by side along k, so that one bf16 product with float32 sums multiplies
+all pairs that count. With three pieces a term is exact to about one rounding of float32, with two
+to 2^-15; the sums round as well. Pieces are exact from 2^-110 on. Left out: a k that is not a
+multiple of 8 where rows run along it, and rounding other than that of the kernels there are.
 """
 
 import functools
@@ -38,14 +38,14 @@ TOP = 0x7F7F8000  # bits of the smallest float32 that rounds to infinity as a bf
 
 
 def inside(x):
-    """x, cut off to a bf16 where rounding would leave bf16's range."""
+    """x, truncated to a bf16 where rounding would leave bf16's range."""
     bits = int32(ptx.bits_of(x))
     size = int32(bits & 0x7FFFFFFF)
     return ptx.float_of(int32(bits & -65536)) if size >= TOP else x
 
 
 def cut(values, words, p):
-    """The p-th pieces of eight numbers into words, and what they leave into values."""
+    """Write the p-th pieces of eight numbers to words, and the remainders to values."""
     for j in range(WIDTH // 2):
         a, b = values[2 * j], values[2 * j + 1]
         word = ptx.pack_bf16(inside(a), inside(b)) if p == 0 else ptx.pack_bf16(a, b)
@@ -124,9 +124,10 @@ def split_launch(x: Any, out: Any, which: tuple[int, ...], axis: int) -> Launch:
 # %% sec-pieces-product
 AXES = {"NT": (1, 1), "NN": (1, 0), "TN": (0, 0)}  # along which k runs, in A and in B
 TILE = 128, 256  # of C, of a block of either kind of product
-# Of k of the bf16 product, about, by pieces. Of three the last sixth, 128, is added at full size,
-# and loses no more than float32's own rounding (appendix K); of two, what is cut off the pieces
-# is more. Twice that where blocks would be idle: those of a few long stretches are cut along k.
+# About how long a stretch is, in k of the bf16 product, by pieces. With three, the last sixth, 128,
+# is added at full size and loses no more than float32's own rounding (appendix K). With two, the
+# split itself loses more. Twice that where blocks would be idle: long stretches leave room for
+# split-K.
 DEEP = {1: 6144, 2: 6144, 3: 768}
 
 
@@ -169,10 +170,10 @@ def depth_of(layout: str, a: Any, b: Any, c: Any, pieces: int, epilogue: str) ->
 
 
 class Splitting(TypedDict, total=False):
-    """How a float32 product is split: into how many pieces (3 if nothing is said); the epilogue,
-    store or add; into how many stretches k is taken, the last one shorter, all but the first added
-    to C; blocks and place as in `choice.Ends`; and what multiplies bf16, `product_on` or another
-    with its arguments."""
+    """How a float32 product is split: into how many pieces (3 by default); the epilogue, store or
+    add; into how many stretches k is divided, the last one shorter, all but the first added to C;
+    blocks and place as in `choice.Ends`; and the bf16 GEMM, `product_on` or another with its
+    arguments."""
 
     pieces: int
     epilogue: str
@@ -189,8 +190,8 @@ def pieces_product(
     """The launches, in order, of C = op(A) op(B), or C += with "add", of float32 matrices.
 
     a, b (2-d) as the layout stores them and as `split_launch` takes them; c (m, n), rows a multiple
-    of 16 bytes apart; split_a, split_b uint16 of `split_shapes`, overwritten. A matrix that is cut
-    along its rows may have columns behind those that C wants, up to a multiple of 8.
+    of 16 bytes apart; split_a, split_b uint16 of `split_shapes`, overwritten. If a matrix is split
+    along its rows, it may have more columns than C needs, up to a multiple of 8.
     """
     pieces, epilogue = how.pop("pieces", 3), how.pop("epilogue", "store")
     product, stretches = how.pop("product", product_on), how.pop("stretches", None)
@@ -201,7 +202,7 @@ def pieces_product(
     left, right = zip(*PAIRS[pieces], strict=True)
 
     def room(cut: Any, axis: int, size: int) -> Any:
-        """Where pieces of a stretch go: the last one needs less."""
+        """The memory for the pieces of a stretch: the last one needs less."""
         if size == length:
             return cut
         return cut[:, : len(left) * size] if axis else cut[: len(left) * size]

@@ -19,7 +19,7 @@ from nanoeuler.engines.gpu.lang.kernel import cover
 from nanoeuler.errors import UserError
 
 SIZES = {"bf16": 2, "float32": 4}  # bytes of an element
-STORED = {"bf16": "uint16", "float32": "float32"}  # as what dtype it is stored
+STORED = {"bf16": "uint16", "float32": "float32"}  # the dtype in which a kind is stored
 ACCESS = 16  # bytes that a thread moves at once, at most
 STEP = 8  # columns come in multiples of it: 16 bytes of bf16
 LANES = 32  # threads of a warp
@@ -94,8 +94,8 @@ def make_store(kind: str, width: int) -> Callable:
 
 @dataclass(frozen=True)
 class Layout:
-    """Who holds which columns of a row: lane l of its warps, in piece j, has `width` of them from
-    (j * lanes + l) * width on. most: columns that a lane is meant to hold, of rows that allow it.
+    """Which lane holds which columns of a row: lane l of its warps, in piece j, has `width` of them
+    from (j * lanes + l) * width on. most: columns a lane should hold, where they divide evenly.
     """
 
     columns: int
@@ -125,7 +125,7 @@ class Layout:
 
     @property
     def pieces(self) -> int:
-        """Pieces of a lane; where the columns do not come out even, the last may lie outside."""
+        """Pieces of a lane; where the columns do not divide evenly, the last may lie outside."""
         return cover(self.columns, self.lanes * self.width)
 
     @property
@@ -153,7 +153,7 @@ def make_load_row(layout: Layout, kind: str, own: bool = False) -> Callable:
 
 
 def make_round_row(layout: Layout, kind: str) -> Callable:
-    """settle(values): this lane's pieces of a row as they are once they were stored as `kind`."""
+    """settle(values): this lane's pieces of a row, rounded as if stored as `kind` and loaded."""
     own, rounds = layout.pieces * layout.width, kind == "bf16"
 
     def settle(values):

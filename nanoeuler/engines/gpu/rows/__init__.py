@@ -2,7 +2,7 @@
 
 
 # %% sec-rows-vectors
-"""Kernels between two products, which wait for memory: a warp or a block takes a row at a time.
+"""Memory-bound kernels between two products: a warp or a block takes a row at a time.
 
 block_reduce; residual_norm and its backward; activations (GELU,
 SwiGLU); rope; embedding; column_sums (gradients of biases); cross_entropy; gradient_norm; adamw;

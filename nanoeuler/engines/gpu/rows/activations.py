@@ -50,7 +50,7 @@ def shares(name: str) -> tuple[Callable, Callable]:
 
 @functools.cache
 def swiglu_kernel(kind: str, threads: int) -> Kernel:
-    """h = silu(gate) up; see `Walk` for who has what of h."""
+    """h = silu(gate) up; `Walk` says which thread has what of h."""
     width, size = vectors.piece(kind), vectors.SIZES[kind]
     load, store = vectors.make_load(kind, width), vectors.make_store(kind, width)
 
@@ -72,7 +72,7 @@ def swiglu_kernel(kind: str, threads: int) -> Kernel:
 
 @functools.cache
 def curve_kernel(kind: str, name: str, threads: int) -> Kernel:
-    """h = u times its share, one of `shares`; see `Walk` for who has what."""
+    """h = u times its share, one of `shares`; `Walk` says which thread has what."""
     share, _ = shares(name)
     width, size = vectors.piece(kind), vectors.SIZES[kind]
     load, store = vectors.make_load(kind, width), vectors.make_store(kind, width)

@@ -5,8 +5,8 @@
 """Sums down the columns of a matrix, float32, equal bits in every run: partial sums, then theirs.
 
 A slab of rows is summed by one block, in the order of rows; slabs are summed in the order of slabs.
-`walk` says who has which columns and rows; gates use it as well. Partial sums (slabs, columns)
-float32 are the caller's working memory.
+`Walk` says which thread has which columns and rows; activations use it, too. Partial sums (slabs,
+columns) float32 are the caller's working memory.
 """
 
 import functools
@@ -24,14 +24,14 @@ from nanoeuler.errors import UserError
 SUM_WARPS, SUM_AHEAD = 16, 8  # of a block that sums partial sums; loads of a thread under way
 AHEAD = 4  # rows that a thread of other blocks loads before it uses one
 STRIP = 128  # threads of a block at most
-# Threads of all blocks that a multiprocessor gets. Who sums writes little for each of them if they
-# are few, and begins several loads at a time; who does not sum has twice as many.
+# Threads of all blocks that a multiprocessor gets. A kernel that sums has few, since each leaves
+# partial sums, and begins several loads at a time; one that does not sum has four times as many.
 SUMMING, FREE = 512, 2048
 
 
 @dataclass(frozen=True)
 class Walk:
-    """Who works on a matrix whose threads each keep their columns and go down the rows.
+    """A grid-stride loop over a matrix: each thread keeps its columns and goes down the rows.
 
     Block (s, b) has strip s, a piece of `width` columns a thread, and rows b, b + slabs, ...
     room: threads of all blocks on a multiprocessor.
@@ -100,7 +100,7 @@ def make_put(width: int) -> Callable:
 
 @functools.cache
 def columns_kernel(kind: str, threads: int) -> Kernel:
-    """Partial sums of a matrix of this kind; see `Walk` for who has what."""
+    """Partial sums of a matrix of this kind; `Walk` says which thread has what."""
     width, ahead, size = vectors.piece(kind), AHEAD * vectors.piece(kind), vectors.SIZES[kind]
     load, zero, put = vectors.make_load(kind, width), make_zero(width), make_put(width)
 
@@ -139,7 +139,7 @@ def total_of(partials, count, pitch, column, inside, lane, warp):
         for start in range(warp, count, SUM_WARPS * SUM_AHEAD):
             for k in range(SUM_AHEAD):
                 row = start + k * SUM_WARPS
-                here = min(row, count - 1)  # a load that there is, in any case
+                here = min(row, count - 1)  # always a row that exists
                 value = ptx.load_float(partials + (int64(here) * pitch + column) * 4)
                 total += value if row < count else float32(0)
     sums[warp, lane] = total

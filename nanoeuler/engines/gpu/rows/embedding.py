@@ -130,7 +130,7 @@ def plan_length(rows: int, V: int) -> int:
 
 
 def scatter_plan(tokens: np.ndarray, V: int) -> np.ndarray:
-    """Which places each token has, for the embedding's backward: int32 (plan_length,).
+    """The places of each token, for the embedding's backward: int32 (plan_length,).
 
     Rows of four: (chunks, tokens with several, 0, 0); of each chunk (token, first, end, slot), slot
     -1 where it is the token's only one; of each token with several (token, first slot, last, 0).

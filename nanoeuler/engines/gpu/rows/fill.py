@@ -20,7 +20,7 @@ from nanoeuler.engines.gpu.lang.ptx import divide, load_int4, store_float4
 from nanoeuler.engines.gpu.rows.adamw import LANE, THREADS, Segment, tiles
 from nanoeuler.errors import UserError
 
-ROUNDS = 4  # stores of a thread that clears: nothing is waited for, so blocks may be few
+ROUNDS = 4  # stores of a thread that clears: none waits for another, so few blocks will do
 
 
 def clear(table, flat):

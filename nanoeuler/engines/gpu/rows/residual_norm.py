@@ -2,12 +2,13 @@
 
 
 # %% sec-rows-stream
-"""The stream moves and is normed: x' = x + weight t, n = norm(x') gain (+ bias), in one pass.
+"""Residual addition and norm in one pass: x' = x + weight t, n = norm(x') gain (+ bias).
 
-x, x' (rows, columns) are of the stream's kind, t and n of the activations', each "bf16" or
+x, x' (rows, columns) are of the residual stream's kind, t and n of the activations', each "bf16" or
 "float32"; x' may be x. gain, bias (columns,) float32. stats float32: of "rms" (rows, 1), one over
 the root mean square; of "layer" (rows, 2), the mean and one over the deviation. n and stats are
-those of x' as it is stored, so that they can be made anew from it, bit for bit. Sums in float32.
+those of x' as it is stored, so that they can be computed again from it, bit for bit. Sums in
+float32.
 """
 
 import functools

@@ -2,7 +2,7 @@
 
 
 # %% sec-rows-backward
-"""The backward of move-and-norm: from dn to dx, and the sums over rows that parameters want.
+"""Backward of residual addition and norm: from dn to dx, and the sums over rows for parameters.
 
 In one pass over dn, x' and the dx that is there: dx (rows, columns), of the gradient stream's kind;
 a copy, weight dx, of the activations' kind, for the product whose output was added; and partial
@@ -60,7 +60,7 @@ class Form:
 
     @property
     def layout(self) -> Layout:
-        """Who holds which columns."""
+        """Which lane holds which columns."""
         return Layout(self.columns, piece(self.stream, self.kind, self.gradient), MOST)
 
     @property
@@ -70,7 +70,7 @@ class Form:
 
     @property
     def resident(self) -> int:
-        """Blocks that a multiprocessor has registers for: 12 warps if a lane has little, else 8."""
+        """Blocks that a multiprocessor has registers for: 12 warps if a lane needs few, else 8."""
         few = self.sums == 1 and self.layout.pieces * self.layout.width <= 24
         return max(1, (12 if few else 8) * LANES // self.layout.threads)
 
@@ -135,7 +135,7 @@ def make_slope(form: Form) -> Callable:
 
 
 def add_piece(sums, i, address, first):
-    """Four of `sums` to shared memory: stored by the first who has them, added by others."""
+    """Four of `sums` to shared memory: the first warp stores, the others add."""
     a, b, c, d = sums[i], sums[i + 1], sums[i + 2], sums[i + 3]
     if not first:
         e, f, g, h = ptx.load_shared_float4(address)
@@ -229,7 +229,7 @@ def norm_backward_blocks(form: Form, rows: int, multiprocessors: int = MULTIPROC
 
 
 class NormBackward(NamedTuple):
-    """What a norm's backward is given, and where it leaves what.
+    """The arguments of a norm's backward.
 
     x (rows, columns) is the stream that was normed, stats what the forward kept. dx = the norm's
     gradient, plus `before` where it is given (which may be dx); copy = weight dx. Adds to dgain, to

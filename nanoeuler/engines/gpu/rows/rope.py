@@ -4,7 +4,7 @@
 # %% sec-rows-rotary
 """RoPE on the queries and keys inside the products' output, in place, forward and backward.
 
-heads (rows, N * D), "bf16" or "float32": N heads of width D a row, of which the first n are turned.
+heads (rows, N * D), "bf16" or "float32": N heads of width D a row; the first n are rotated.
 Row i is position start + i % T of its sequence. cos, sin (context, D / 2) float32. D is a multiple
 of 16 for bf16, of 8 for float32. Equation eq-layers-rope. Where heads are normed before that
 (QK-norm), one kernel does both.
@@ -26,7 +26,7 @@ ROWS = 4  # of a block, a warp each
 
 def make_halves(kind: str, D: int) -> tuple[Callable, Callable, Callable]:
     """load_two(a, b, at), store_two(a, b, at): a lane's piece of both halves of a head;
-    rotate(a, b, cos, sin, place, sign): turned by sign times the angles from byte `place` on."""
+    rotate(a, b, cos, sin, place, sign): rotated by sign times the angles from byte `place` on."""
     width, size, half = vectors.piece(kind), vectors.SIZES[kind], D // 2
     load, store = vectors.make_load(kind, width, own=True), vectors.make_store(kind, width)
     load_turn = vectors.make_load("float32", width)
@@ -53,7 +53,7 @@ def make_halves(kind: str, D: int) -> tuple[Callable, Callable, Callable]:
 
 @functools.cache
 def rope_kernel(kind: str, n: int, N: int, D: int) -> Kernel:
-    """Turns the first n of N heads by sign times each position's angles; see `rope_launch`.
+    """Rotates the first n of N heads by sign times each position's angles; see `rope_launch`.
 
     Lane l of a row's warp has pieces l, l + 32, ... of the n * D / 2 pairs (i, i + D / 2).
     """
@@ -81,7 +81,7 @@ def rope_kernel(kind: str, n: int, N: int, D: int) -> Kernel:
 def rope_launch(
     heads: Any, cos: Any, sin: Any, n: int, T: int, *, start: int = 0, back: bool = False
 ) -> Launch:
-    """Turn the first n heads of each row, in place; back: by the opposite angles, the gradient.
+    """Rotate the first n heads of each row, in place; back: by the opposite angles, the gradient.
 
     heads (rows, N * D), rows a multiple of T: positions start to start + T - 1 of each sequence.
     """
@@ -102,7 +102,7 @@ def rope_launch(
 
 # %% sec-rows-head-norm
 class HeadNorm(NamedTuple):
-    """The norm of a row's first heads: H queries, then keys. Equation eq-attention-qk-norm.
+    """QK-norm, of a row's first heads: H queries, then keys. Equation eq-attention-qk-norm.
 
     gains (D,) float32 of queries and of keys; eps: added under the root. cos, sin: tables of RoPE
     after the norm, or None.
@@ -117,8 +117,8 @@ class HeadNorm(NamedTuple):
 
 
 class HeadForm(NamedTuple):
-    """What their kernels are made for: n of N heads of width D are normed, the first H of them
-    queries; whether they are turned."""
+    """What QK-norm's kernels are compiled for: n of N heads of width D are normed, the first H of
+    them queries; turned: whether RoPE rotates them."""
 
     kind: str
     n: int
@@ -135,7 +135,7 @@ class HeadForm(NamedTuple):
 
     @property
     def rounds(self) -> int:
-        """How often a warp begins until it has had a row."""
+        """How many rounds a warp needs for a row."""
         return cover(self.n * self.pieces, vectors.LANES)
 
 
@@ -179,7 +179,7 @@ def make_lane(form: HeadForm) -> tuple[Callable, Callable, Callable]:
 
 @functools.cache
 def head_norm_kernel(form: HeadForm) -> Kernel:
-    """Norms heads in place, then turns them; raw: as they were. See `head_norm_launch`."""
+    """Norms heads in place, then rotates them; raw: as they were. See `head_norm_launch`."""
     n, N, D, turned, rounds, half = form.n, form.N, form.D, form.turned, form.rounds, form.D // 2
     width, size = vectors.piece(form.kind), vectors.SIZES[form.kind]
     load_two, store_two, rotate = make_halves(form.kind, D)
@@ -336,7 +336,7 @@ def _head_args(norm: HeadNorm) -> tuple[Any, ...]:
 
 
 def head_norm_launch(heads: Any, raw: Any, norm: HeadNorm, T: int, *, start: int = 0) -> Launch:
-    """Norm the queries and keys of each row in place, and turn them.
+    """Norm the queries and keys of each row in place, and rotate them.
 
     heads (rows, N * D), rows a multiple of T, as for `rope_launch`; raw (rows, n * D): where
     queries and keys are kept as they were, n of them.

@@ -138,7 +138,7 @@ def test_a_model_better_than_the_last_is_what_comes_next(nanoeuler, tmp_path, mo
     for folder in (run, best):
         assert nanoeuler(f"generate --from {folder} --tokens 5")[0] == 0
     code, _, err = nanoeuler(f"train --data {STORY} --out {best} --resume")
-    assert code == 2 and "holds a model to use" in err and err.count("\n") == 1
+    assert code == 2 and "holds a model without its optimizer" in err and err.count("\n") == 1
 
 
 def test_a_terminated_run_is_saved_and_resumed_to_the_same_byte(nanoeuler, tmp_path):
@@ -323,7 +323,7 @@ def test_no_word_goes_on_from_one_file_into_the_next(nanoeuler, tmp_path, monkey
         Path(name).write_text(text)
     line = "tokenizer train {} --vocab-size 261"
     code, _, err = nanoeuler(line.format("x y x y"))
-    assert code == 2 and "expected text with 1 pairs to merge, but this one has 0" in err
+    assert code == 2 and "expected text with 1 pairs to merge, but this text has 0" in err
     assert nanoeuler(line.format("x both y"))[0] == 0
     assert b"xy" in Tokenizer.load("tokenizer.json").tokens
 

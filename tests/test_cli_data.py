@@ -438,7 +438,7 @@ def test_tasks_are_fetched_and_judge_a_model_but_train_none(nanoeuler, tmp_path,
     lines = [line.split() for line in out.splitlines()]
     assert code == 0 and [line[1] for line in lines] == ["acc", "acc_norm", "acc_token"]
     assert all(line[-2:] == ["3", "items"] for line in lines)
-    for line, said in (("data prepare core", "models are judged"), (f"{judge} core", "hellaswag"),
+    for line, said in (("data prepare core", "holds tasks"), (f"{judge} core", "hellaswag"),
                        (f"{judge} core --shots 2", "core has shots of its own")):  # fmt: skip
         code, _, err = nanoeuler(line)
         assert code == 2 and said in err and err.count("\n") == 1, err

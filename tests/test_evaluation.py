@@ -456,7 +456,7 @@ def test_every_task_of_core_can_be_fetched_under_its_name(tmp_path):
     wanted = [name for name, task in TASKS.items() if task.core or name in ("blimp", "wikitext")]
     assert len(wanted) == 21 == len({file_of(name, tmp_path) for name in wanted})
     for source in ("core", "blimp", "wikitext"):
-        with pytest.raises(UserError, match="models are judged"):
+        with pytest.raises(UserError, match="holds tasks, which evaluate models"):
             next(documents(sources[source], tmp_path))
 
 

@@ -703,8 +703,8 @@ def test_the_commands(runs, tmp_path, capsys):
     assert capsys.readouterr().out.startswith(f"{number:,} numbers learn")
     for words, said in (
         (["export", str(runs / "base"), "--to", "hf", "--adapter"], "trained all weights"),
-        (["export", lora, "--to", "gguf", "--adapter"], "written for PEFT (--to hf)"),
-        (["sft", "--lora-alpha", "3", "--data", "docs"], "give their rank, too (--lora)"),
+        (["export", lora, "--to", "gguf", "--adapter"], "only PEFT (--to hf) takes adapters alone"),
+        (["sft", "--lora-alpha", "3", "--data", "docs"], "give the rank of the adapters, too (--lora)"),
         (["sft", "--lora", "2", "--lora-targets", "q,x"], "got 'q,x'"),
         (["sft", "--lora", "2", "--ranks", "2"], "not trained by several ranks yet"),
     ):

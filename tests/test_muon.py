@@ -379,7 +379,7 @@ def test_adapters_and_gpus_say_that_they_have_no_muon():
     with pytest.raises(UserError, match="expected the optimizer AdamW for training on a GPU"):
         CudaStepper(weights, Muon(weights), None)
     weights.optimizer = AdamW
-    with pytest.raises(UserError, match="LoRA adapters are trained by AdamW: leave out"):
+    with pytest.raises(UserError, match="LoRA adapters are trained with AdamW: leave out"):
         Run.begin(CONFIG, Settings(optimizer="muon"), Ids(), "", weights)
 
 

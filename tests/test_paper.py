@@ -261,7 +261,7 @@ def test_arguments_that_come_in_tuples(abreast):
     run(Launch(kernel, (1,), (x, 3, 20, y, 5)), abreast=abreast)
     assert (x == 3 * (np.arange(32) < 20)).all() and (y == 5 * (np.arange(32) < 20)).all()
     assert kernel.names() == ["values", "more", "n", "values", "more"]
-    with pytest.raises(UserError, match="add_to_lines takes 5 arguments, 3 came"):
+    with pytest.raises(UserError, match="add_to_lines takes 5 arguments, but got 3"):
         Launch(kernel, (1,), (x, 3, 20))
 
 
@@ -990,7 +990,7 @@ FLAWS_7C = {  # what: (function, text in it, what it becomes, kinds of fault)
         "gemm.wgmma_kernel.make_produce", "phase ^ 1)  # its last", "phase)  # its last",
         "deadlock"),
     "leaves before the copy is out": (
-        "gemm.wgmma_kernel.gemm_kernel", "                bulk_wait()\n", "                pass\n",
+        "gemm.wgmma_kernel.make_block", "                bulk_wait()\n", "                pass\n",
         "flight"),
     "one warp says that all have read the residual": (
         "gemm.wgmma_epilogue.make_read_tile", "            barrier(1 + me.c, 128)  # all ",

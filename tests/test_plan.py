@@ -449,7 +449,7 @@ def test_the_least_limit_of_memory_counts(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "LIMITS", limits)
     assert machine.limit() == 123456789
     machine.need(123456789, "it", "take less")
-    with pytest.raises(UserError, match="it needs 200.0 MB of memory.* 123.5 MB for it: take less"):
+    with pytest.raises(UserError, match="it needs 200.0 MB.* has 123.5 MB: take less"):
         machine.need(2e8, "it", "take less")
     monkeypatch.setattr(machine, "LIMITS", ())
     assert machine.limit() <= machine.built_in()

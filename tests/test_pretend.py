@@ -145,7 +145,7 @@ def test_of_two_cards_one_is_named(monkeypatch):
     monkeypatch.setenv(stepper.NUMBER, "1")
     told = gpu_memory.found()
     assert told.startswith("NVIDIA GeForce RTX 3060, compute capability 9.0")
-    assert "(1 of several, 0 is NVIDIA GeForce RTX 4070: NANOEULER_GPU takes another)" in told
+    assert "(1 of several, 0 is NVIDIA GeForce RTX 4070: NANOEULER_GPU selects one)" in told
     for wrong, why in ("2", "of this machine, 0 to 1, got 2"), ("first", "as 0 or 1, got 'first'"):
         monkeypatch.setenv(stepper.NUMBER, wrong)
         with pytest.raises(UserError, match=f"expected the number of a GPU .*{why}"):

@@ -340,7 +340,7 @@ def test_the_command_keeps_records_and_lists_them(prepared, tmp_path, capsys, mo
             f"--log {log} --idea smaller --predicted 2.5")  # fmt: skip
     said = capsys.readouterr()
     assert said.out.count("\n") == 1 and "bits per byte" in said.out
-    assert "aren't the books" in said.err
+    assert "isn't the corpus on which records are compared" in said.err
     (record,) = module.read_records(log)
     assert record["idea"] == "smaller" and record["predicted"] == 2.5
     assert record["settings"]["seed"] == 7 and record["model"]["dim"] == 32

@@ -505,17 +505,17 @@ def test_training_refuses_what_it_cannot_do():
     refuse("vocabulary size from 260", Tokenizer.train, RIVER, 259)
     refuse("to 1048576", Tokenizer.train, RIVER, 10**9)
     refuse("use more text, or a vocabulary size of at most 263", Tokenizer.train, "abab abab", 300)
-    refuse("special tokens that differ", Tokenizer.train, RIVER, 300, ("<|a|>", "<|a|>"))
-    refuse("special tokens that differ", Tokenizer.train, RIVER, 300, ("",))
-    refuse("special tokens that differ", Tokenizer.train, RIVER, 300, ("a",))
+    refuse("tokens that aren't empty and differ", Tokenizer.train, RIVER, 300, ("<|a|>", "<|a|>"))
+    refuse("tokens that aren't empty and differ", Tokenizer.train, RIVER, 300, ("",))
+    refuse("tokens that aren't empty and differ", Tokenizer.train, RIVER, 300, ("a",))
     refuse("half of a surrogate pair", Tokenizer.train, "\ud800", 300)
     refuse("str or bytes, got int", Tokenizer.train, 5, 300)
     refuse("got '300'", Tokenizer.train, RIVER, "300")
     refuse("special tokens as str, got bytes", Tokenizer.train, RIVER, 300, (b"<|x|>",))
     for name in ("é", "Ġ", "Ġthe"):  # what a tokenizer.json calls a byte, the space, and a merge
-        refuse("or a file calls it", Tokenizer.train, RIVER, 300, (name,))
+        refuse("their names in a file", Tokenizer.train, RIVER, 300, (name,))
     untouched = iter([RIVER])
-    refuse("special tokens that differ", Tokenizer.train, untouched, 300, ("",))
+    refuse("tokens that aren't empty and differ", Tokenizer.train, untouched, 300, ("",))
     assert next(untouched) == RIVER  # refused before it has read anything
     once = (name for name in SPECIAL_TOKENS)
     assert Tokenizer.train(RIVER, 600, once).hash == small().hash

@@ -247,7 +247,7 @@ def _folder(parent):
 
 
 def text_path(parent: Path | None = None) -> Path:
-    """The file with the embedded corpus; harvested on the first call, in about 15 seconds."""
+    """The file with the embedded corpus; harvested on the first call, in about half a minute."""
     return _folder(parent) / "corpus.txt"
 
 

@@ -687,7 +687,7 @@ FAULTS = [
      "norm != norm"),
     ("rows.gradient_norm", "decide", "clipped upwards", "norm > limit", "norm > 0"),
     ("rows.gradient_norm", "decide", "one step behind", "min(step, plan.count - 1)",
-     "min(step + 1, steps - 1)"),
+     "min(step + 1, plan.count - 1)"),
     ("rows.adamw", "change", "no clip", "g * rates.clip", "g"),
     ("rows.adamw", "change", "the gradient not squared", "rates.fixed.rest2 * (g * g)",
      "rates.fixed.rest2 * g"),
@@ -706,7 +706,7 @@ FAULTS = [
     ("rows.adamw", "pair_lows", "exchanged", "(a & 0xFFFF)", "(b & 0xFFFF)"),
     ("rows.adamw", "bits", "a nan's bits", "int32(NAN)", "int32(bits_of(w))"),
     ("rows.adamw", "keep", "what is read at the masters' places", "put(here, i, buffers.read, to)",
-     "put(here, i, read, at)"),
+     "put(here, i, buffers.read, at)"),
     ("rows.adamw", "adamw", "past the segment", "if at < count:", "if at < count + 4:"),
     ("rows.adamw", "keep", "all have copies", "if to >= 0:", "if to >= -1:"),
 ]  # fmt: skip

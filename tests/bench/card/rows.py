@@ -245,8 +245,9 @@ def rope(bench: Bench, rows: int, width: int, back: bool) -> Work:
 
 
 def head_norm(bench: Bench, rows: int, width: int, back: bool) -> Work:
-    """QK-norm and RoPE of width / D queries and as many keys, D = 64; and the way back."""
+    """QK-norm and RoPE of width // D queries and as many keys, D = 64; and the way back."""
     torch, view, D, eps = bench.torch, bench.view, 64, 1e-5
+    width -= width % D  # whole heads
     T, H = 1024 if rows % 1024 == 0 else rows, width // D
     heads, d = bench.random(rows, 3 * width), bench.random(rows, 3 * width)
     gains = [bench.random(D, dtype=torch.float32) for _ in range(2)]

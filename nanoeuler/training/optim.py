@@ -2,9 +2,9 @@
 
 
 # %% sec-train-adamw
-"""AdamW on a model's flat buffers, its limit on the gradient, and the learning rate's schedule.
+"""AdamW on a model's flat buffers, gradient clipping, and the learning-rate schedule.
 
-Leaves out groups of parameters: matrices decay, vectors do not; nothing else tells them apart.
+Leaves out settings for groups of parameters. Matrices decay and vectors don't, and that is all.
 """
 
 import math
@@ -16,16 +16,16 @@ from nanoeuler.model.weights import Weights
 
 BETA1 = 0.9  # Kingma and Ba 2015, section 2: the first moment remembers about ten steps
 BETA2 = 0.98  # Vaswani et al. 2017, section 5.3: the second moment remembers about fifty
-EPS = 1e-8  # Kingma and Ba 2015, section 2: far below the root of a second moment that is alive
+EPS = 1e-8  # Kingma and Ba 2015, section 2: for parameters that have had no gradient yet
 LEARNING_RATE = 4e-3  # measured: the section on settings, appendix E
-MEASURED_DIM = 128  # the width of the small preset, on which that was
+MEASURED_DIM = 128  # the width of the small preset, on which LEARNING_RATE was measured
 WEIGHT_DECAY = 0.3  # measured: the same section
 WARMUP_STEPS = 50  # measured: the same section; one memory of the second moment
 CLIP_NORM = 1.0  # Brown et al. 2020 (GPT-3), appendix B
-PARTS = 16  # whose squares are summed apart: as many as processes may share a gradient
+PARTS = 16  # partial sums of the gradient's norm: up to 16 processes add them with equal bits
 
 
-@njit(nogil=True, cache=True, error_model="numpy")  # no test for x / 0, which forbids vectors
+@njit(nogil=True, cache=True, error_model="numpy")  # a test for x / 0 would prevent SIMD
 def _adamw(w, dw, m, v, beta1, rest1, beta2, rest2, m_scale, v_scale, eps, lr, decay):
     """Equations eq-train-moments to eq-train-adamw on flat arrays (N,), in place, in one pass."""
     for i in range(w.size):
@@ -38,11 +38,11 @@ def _adamw(w, dw, m, v, beta1, rest1, beta2, rest2, m_scale, v_scale, eps, lr, d
 class AdamW:
     """The optimizer's state, two moments of each parameter's gradient as `Weights`, and its rules.
 
-    A stepper calls `clip`, and `update` if the norm is finite.
+    A training step calls `clip`, and then `update` if the norm is finite.
     """
 
-    peak = LEARNING_RATE  # of a run that names none, at MEASURED_DIM
-    threads, gather = 1, None  # for optimizers that look at more than one number at a time
+    peak = LEARNING_RATE  # the default of a run, for a model MEASURED_DIM wide
+    threads, gather = 1, None  # AdamW uses neither; Muon, which needs whole matrices, does
 
     def __init__(
         self, weights: Weights, beta1: float = BETA1, beta2: float = BETA2, eps: float = EPS,
@@ -56,7 +56,7 @@ class AdamW:
         self, weights: Weights, gradients: Weights, lr: float, number: int,
         part: slice = slice(None),
     ) -> None:  # fmt: skip
-        """Change `weights` in place by training step `number`, counted from 1; or a `part` of them.
+        """Take training step `number`, counted from 1: change `weights`, or only `flat[part]`.
 
         Matrices decay, the embedding and learned positions among them, as in nanoGPT; vectors (the
         gains and biases of norms, the biases of linear maps) do not. Loshchilov and Hutter 2019.
@@ -85,11 +85,17 @@ class AdamW:
         return self.limit(gradients.flat, self.squares(gradients.flat, PARTS))
 
     def squares(self, flat: np.ndarray, parts: int) -> list[float]:
-        """The sums of the squares of `parts` equal parts of `flat`, in float64."""
+        """The sums of the squares of `parts` equal parts of `flat`, in float64.
+
+        `Weights` pads each tensor to a multiple of 16 elements, so a buffer has PARTS equal parts.
+        """
         return [_sum_of_squares(part) for part in flat.reshape(parts, -1)]
 
     def limit(self, flat: np.ndarray, squares: list[float]) -> float:
-        """Clip a part `flat` of the gradients in place; `squares`, of all PARTS, give the norm."""
+        """Scale `flat`, all or a part of the gradients, in place; return the norm of all of them.
+
+        squares: the PARTS sums of squares of all gradients.
+        """
         norm = math.sqrt(sum(squares))
         if self.clip_norm < norm < math.inf:
             flat *= self.clip_norm / norm

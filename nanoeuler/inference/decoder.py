@@ -187,9 +187,10 @@ class Decoder:
         return self.look(tokens)[0, 0]
 
     def look(self, tokens: Sequence[int], rows: int = 1, heads: int = 1) -> np.ndarray:
-        """Read token ids; logits (rows, heads, V): `heads` predictions after each of the last `rows`.
+        """Read token ids; return logits (rows, heads, V).
 
-        What does not fit, and UserError: as `fitted`.
+        Those of `heads` predictions after each of the last `rows` tokens. What does not fit, and
+        UserError: as `fitted`.
         """
         new, start = fitted(self.config, self.tokens, tokens)
         logits = self.reader.read([new], [start], rows, heads)[0]

@@ -2,8 +2,8 @@
 
 
 # %% sec-generation-distribution
-"""A trained model at work: sampling (which token comes next), decoder, speculative, backends (who
-computes), model, evaluate, chat, repl.
+"""A trained model at work: sampling (which token comes next), decoder (the loop), speculative
+(guessing ahead), backends (which engine computes), model, evaluate, chat, repl.
 
 May import: errors, data, tokenizer, model, engines, training.
 """

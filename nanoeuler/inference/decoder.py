@@ -4,8 +4,8 @@
 # %% sec-generation-cache
 """Generating text: readers that keep what they need of the tokens read, and the loop around them.
 
-Every architecture that `ModelConfig` describes, on any engine. Leaves out speed, and guessing ahead
-with the prediction heads k >= 1: here head 0 alone speaks.
+Every architecture that `ModelConfig` describes, on any engine. Not here: speed, and guessing ahead
+with the prediction heads k >= 1. `generate` uses head 0 alone, which predicts the next token.
 
 n positions being read, t positions in all, H query heads, G key/value heads, D head width,
 V vocabulary, K predicted tokens.
@@ -31,7 +31,9 @@ from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 
 def hidden_keys(n: int, t: int, first: np.ndarray | None = None) -> np.ndarray:
-    """Which of t keys come after each of the newest n positions, or before first (n,): (n, t) bool.
+    """Which of t keys each of the newest n positions must not see: (n, t) bool.
+
+    Those after the position and, if first (n,) is given, those before its first key.
     """
     key, own = np.arange(t), np.arange(t - n, t)[:, None]
     return key > own if first is None else (key > own) | (key < first[:, None])
@@ -43,8 +45,8 @@ def newest_attention(
     """Causal grouped-query attention of the newest n of t positions over all of them.
 
     queries (n, H, D); keys, values (G, t, D). Query head h reads key/value head h // (H/G). first
-    (n,) int, if given: the first key that each query sees. Returns (n, H*D). The rows that
-    `attention.attention` has last; equation eq-attention.
+    (n,) int, if given: the first key that each query sees. Returns (n, H*D). They
+    equal the last n rows of `attention.attention`; equation eq-attention.
     """
     (n, H, D), (G, t, _) = queries.shape, keys.shape
     assert keys.shape == values.shape == (G, t, D) and n <= t and H % G == 0
@@ -59,13 +61,14 @@ def newest_attention(
 class KeyValues:
     """The KV cache of one call of attention, for one text: an `engines.interface.Cache`.
 
-    `keys` and `values` (G, context, D); those from the newest position read on mean nothing.
+    `keys` and `values` (G, context, D); entries after the newest position read are meaningless.
     """
 
     def __init__(self, config: ModelConfig, dtype: np.typing.DTypeLike):
         shape = config.n_kv_heads, config.context, config.head_dim
         self.keys, self.values = np.zeros(shape, dtype), np.zeros(shape, dtype)
-        self.first = first_keys(config, config.context, np.zeros(config.context, np.int32))
+        begins = np.zeros(config.context, np.int32)  # of every position: its text begins at 0
+        self.first = first_keys(config, config.context, begins)
 
     def attention(self, heads: np.ndarray, n_kv: int, start: int) -> np.ndarray:
         """Keep keys and values of heads (1, n, H + 2G, D); the n queries' outputs (1, n, H*D).
@@ -79,11 +82,12 @@ class KeyValues:
         self.keys[:, new] = heads[0, :, H : H + n_kv].swapaxes(0, 1)
         self.values[:, new] = heads[0, :, H + n_kv :].swapaxes(0, 1)
         first = self.first[new]
-        held = slice(first[0], new.stop)  # what is older, no query sees
+        held = slice(first[0], new.stop)  # no query sees an older key
         seen = self.keys[:, held], self.values[:, held], first - first[0]
         return newest_attention(heads[0, :, :H], *seen)[None]
 
 
+# %% sec-generation-reader
 class Reader(Protocol):
     """What computes for a decoder: passes over the newest tokens of one text, or of several.
 
@@ -100,12 +104,12 @@ class Reader(Protocol):
 
         Piece i, ids of text i, is read at positions starts[i], starts[i] + 1, ... Whatever was read
         of that text at these positions and after them is forgotten. Pieces may differ in length. An
-        empty one is not read, and its logits mean nothing. Valid until the next call.
+        empty one is not read, and its logits mean nothing. The array is valid until the next call.
         """
 
 
 class EngineReader:
-    """The `Reader` over the forward pass of an engine, text by text; over the reference's if none.
+    """A `Reader` that runs an engine's forward pass text by text; by default the reference's.
 
     Weights in float32 or float64, as the engine takes them. `caches[text][layer][stage]` are the
     `KeyValues` of each call of attention.
@@ -117,7 +121,7 @@ class EngineReader:
         self.config, self.weights, self.texts = config, weights, texts
         self.engine, dtype = engine or ReferenceEngine(), weights.flat.dtype
         stages, layers = range(len(INTEGRATORS[config.integrator].b)), range(config.n_layers)
-        each = [config.in_layer(i) for i in layers]  # has a window of its own
+        each = [config.in_layer(i) for i in layers]  # a layer may have its own window
         self.caches = [
             [[KeyValues(own, dtype) for _ in stages] for own in each] for _ in range(texts)
         ]
@@ -127,8 +131,8 @@ class EngineReader:
     ) -> np.ndarray:
         """Logits (texts, rows, heads, V) after the last `rows` of each text's new ids.
 
-        pieces: the ids of each text, none where it has nothing new, whose logits are zero. starts:
-        the position of the first id of each. heads: of how many predicted tokens.
+        pieces: the new ids of each text; if it has none, its logits are zero. starts: the position
+        of the first id of each piece. heads: for how many predicted tokens logits are made.
         """
         V = self.config.vocab_size
         output = output_matrix(self.config, self.weights)[:, : heads * V]
@@ -183,9 +187,10 @@ class Decoder:
         return self.look(tokens)[0, 0]
 
     def look(self, tokens: Sequence[int], rows: int = 1, heads: int = 1) -> np.ndarray:
-        """Read token ids; logits (rows, heads, V) after the last `rows`, of `heads` predictions.
+        """Read token ids; return logits (rows, heads, V).
 
-        What does not fit, and UserError: as `fitted`.
+        Those of `heads` predictions after each of the last `rows` tokens. What does not fit, and
+        UserError: as `fitted`.
         """
         new, start = fitted(self.config, self.tokens, tokens)
         logits = self.reader.read([new], [start], rows, heads)[0]
@@ -217,7 +222,8 @@ def draws(
     """Read `tokens`, then yield up to `n` `Drawn`, ending before the first token in `stop`.
 
     The options are those of `Sampler`. The same arguments and weights yield the same tokens.
-    UserError for wrong ones, now and not at the first token; for ids as `fitted` has it.
+    UserError for a wrong option or `n` and for an empty prompt, at the call; for a wrong id as from
+    `fitted`, at the first token.
     """
     sampler = Sampler(**sampling)
     check_length(n, tokens)
@@ -225,7 +231,7 @@ def draws(
 
 
 def check_length(n: int, tokens: Sequence[int]) -> None:
-    """UserError for a number of tokens to generate that is none, and for a prompt without any."""
+    """UserError unless n is a whole number of at least 0 and the prompt has a token."""
     if not (isinstance(n, Integral) and n >= 0):
         raise UserError(
             f"expected tokens to be a whole number of at least 0, got {n!r:.60}: choose another"
@@ -235,7 +241,7 @@ def check_length(n: int, tokens: Sequence[int]) -> None:
 
 
 def _draws(decoder, tokens, n, stop, sampler):
-    """What `draws` yields, whose arguments have been checked."""
+    """The generator behind `draws`, which has checked the arguments."""
     text, new = list(tokens), tokens
     for _ in range(n):
         logits = decoder.read(new)
@@ -272,7 +278,7 @@ class StopString:
 
     def __init__(self, text: str):
         self.text, self.matched = text, 0
-        # shorter[n]: how many of the first n characters are also its beginning, but for all n
+        # shorter[n]: if n characters match, the length of the next shorter prefix that matches, too
         self.shorter = [0, 0]
         for character in text[1:]:
             self.feed(character)
@@ -292,7 +298,7 @@ def text_pieces(
 ) -> Iterator[str]:
     """Yield the text of token ids as soon as it is whole: a character may take several tokens.
 
-    It ends before that string of `stop` which is complete first; what may begin one waits.
+    It ends before the string of `stop` that is complete first. What may begin one is held back.
     """
     held, strings = "", [StopString(each) for each in stop]
     for piece in _characters(tokenizer, ids):
@@ -310,7 +316,7 @@ def text_pieces(
 
 def _characters(tokenizer, ids):
     """The text of ids, piece by piece, never half a character."""
-    stream = tokenizer.stream(begins=False)  # they go on with a text
+    stream = tokenizer.stream(begins=False)  # the ids continue a text
     for token in ids:
         yield stream.feed(token)
     yield stream.flush()
@@ -320,10 +326,10 @@ def generate_together(
     reader: Reader, prompts: Sequence[Sequence[int]], n: int, stop: Collection[int] = (),
     **sampling: Unpack[SamplingOptions],
 ) -> list[list[int]]:  # fmt: skip
-    """Up to `n` new ids after each of several prompts, as `generate` makes them, in joint passes.
+    """Up to `n` new ids after each of several prompts; one pass reads a piece of every text.
 
-    The seed of text i is that of the options, and i: give `seed=(seed, i)` to `generate` for the
-    same. UserError as there, and for more prompts than the reader holds.
+    Text i is the one that `generate` makes with `seed=(seed, i)`. UserError as from `generate`, and
+    for more prompts than the reader holds texts.
     """
     if len(prompts) > reader.texts:
         raise UserError(

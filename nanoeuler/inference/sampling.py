@@ -17,8 +17,8 @@ import numpy as np
 
 from nanoeuler.errors import UserError
 
-HOTTEST = 1e30  # a temperature that no logits differ by: all tokens are equally likely
-LEAST = 1e-30  # a penalty that a logit in float32, up to 3e38, can be divided by in float64
+HOTTEST = 1e30  # a temperature so high that all tokens of a usual model are equally likely
+LEAST = 1e-30  # a penalty: the largest float32 logit, 3e38, divided by it still fits a float64
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -41,7 +41,7 @@ def check(
     temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0,
     repetition_penalty: float = 1.0, seed: int | Sequence[int] = 0,
 ) -> None:  # fmt: skip
-    """UserError, in one line about the first option that nothing can be drawn with.
+    """UserError, of one line, about the first option whose value allows no drawing.
 
     NumPy's numbers are as good as Python's; a seed may be several whole numbers.
     """
@@ -73,7 +73,7 @@ def distribution(
 
     temperature 0 leaves the most probable token alone; top_k 0, top_p 1 and min_p 0 leave out
     nothing. They cut in this order, each what the one before has left. Equation
-    eq-generation-temperature. UserError as `check` has it.
+    eq-generation-temperature. UserError as from `check`.
     """
     check(temperature, top_k, top_p, min_p)
     z = np.asarray(logits, dtype=np.float64)
@@ -85,9 +85,9 @@ def distribution(
         best = np.sort(p)[::-1][: top_k or None]
         if top_p < 1:
             before = np.cumsum(best) - best  # the probability of all that are more probable
-            best = best[~(before >= top_p * best.sum())]  # of nan, all
+            best = best[~(before >= top_p * best.sum())]  # not `<`: with NaN all are kept
         p[p < best[-1]] = 0
-        equal = np.flatnonzero(p == best[-1])  # of those, the smaller ids stay
+        equal = np.flatnonzero(p == best[-1])  # as many as in `best` stay, the smaller ids
         p[equal[np.count_nonzero(best == best[-1]) :]] = 0
     if min_p:
         p[p < min_p] = 0  # the most probable has e^0 = 1 here

@@ -2,9 +2,10 @@
 
 
 # %% sec-tokenizer-hand
-"""Text to ids and back: reference (chapter 2's), pretokenizer, encode, learn, tokenizer, its file,
-tiktoken (GPT-2's ranks), chat_template. Other people's: others (readers and writers), scanners,
-vocabulary, segments, huggingface, sentencepiece, ggml, jinja (chat templates).
+"""Text to ids and back: reference (chapter 2), pretokenizer, encode, learn, tokenizer, file (the
+format it is saved in), tiktoken (GPT-2's ranks), chat_template. Other people's tokenizers: others
+(readers and writers), scanners, vocabulary, segments, huggingface, sentencepiece, ggml, jinja (chat
+templates).
 
 May import: jit, errors, files, measurements.
 """

@@ -4,8 +4,8 @@
 # %% sec-tokenizer-hand
 """Byte-pair encoding as one would write it first, in plain Python.
 
-Leaves out speed, special tokens and files (tokenizer.py), and is what those
-are compared with. Ids below 256 are the bytes; 256 + m is what merge m makes.
+It is slow and has no special tokens and no files: tokenizer.py has them, and is
+compared with it. Ids below 256 are the bytes; 256 + m is the id that merge m makes.
 """
 
 import heapq
@@ -34,7 +34,7 @@ WORD = re.compile(
     r"| ?[^\W\d_]+"  # letters
     r"| ?\d+"  # digits
     r"| ?(?:[^\s\w]|_)+"  # signs
-    r"|\s+(?!\S)|\s+"  # white space; its last character is left to a word
+    r"|\s+(?!\S)|\s+"  # white space, without its last character if a word follows
 )
 
 
@@ -51,7 +51,7 @@ def train_incremental(words: dict[bytes, int], wanted: int) -> list[tuple[int, i
     """
     lines, times = [list(word) for word in words], list(words.values())
     counts: dict[tuple[int, int], int] = Counter()
-    places: dict[tuple[int, int], set[int]] = defaultdict(set)
+    places: dict[tuple[int, int], set[int]] = defaultdict(set)  # the words that have a pair
     for w, ids in enumerate(lines):
         for pair in pairwise(ids):
             counts[pair] += times[w]
@@ -61,7 +61,7 @@ def train_incremental(words: dict[bytes, int], wanted: int) -> list[tuple[int, i
     merges: list[tuple[int, int]] = []
     while heap and len(merges) < wanted:
         count, best = heapq.heappop(heap)
-        if counts[best] != -count:  # it overstates: back with the true one
+        if counts[best] != -count:  # outdated and too large: back with the present count
             if counts[best] > 0:
                 heapq.heappush(heap, (-counts[best], best))
             continue
@@ -77,8 +77,7 @@ def train_incremental(words: dict[bytes, int], wanted: int) -> list[tuple[int, i
                     places[pair].add(w)
                     born.add(pair)
         for pair in born:
-            if counts[pair]:  # in a a a a some are born and lost at once
-                heapq.heappush(heap, (-counts[pair], pair))
+            heapq.heappush(heap, (-counts[pair], pair))
     return merges
 
 

@@ -3,10 +3,11 @@
 
 # %% sec-euler-step
 """What the model is: config, sizes, weights, the operations (layers, attention, backward,
-integrators), and transformer, which joins them. depth changes a trained model's step or layers.
+integrators), and transformer, which joins them. depth gives a trained model finer or coarser steps,
+or another integrator.
 
-Everything here is NumPy and mathematics. How fast a step is, and on what, is the engines' affair:
-the model is written over the operations of `engines.interface`, and knows nothing else of them.
+Everything here is NumPy and mathematics. The engines decide how fast a step is, and on which
+device: the model calls the operations of `engines.interface` and knows nothing else of engines.
 
 May import: errors, engines.interface.
 """

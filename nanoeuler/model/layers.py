@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-RMSNORM_EPS = 1e-5  # Llama 2's value; takes 1 % off a fresh embedding, mean square 4e-4
+RMSNORM_EPS = 1e-5  # Llama 2's value; a fresh embedding, of mean square 4e-4, gets 1 % shorter
 ROPE_BASE = 10000.0  # Vaswani and others, 2017, section 3.5; kept by RoPE (Su and others, 2021)
 
 
@@ -35,8 +35,8 @@ def embed(
 ) -> np.ndarray:  # fmt: skip
     """The rows of `table` (V, C) that `tokens` (B, T) int name: (B, T, C). Eq. eq-layers-embed.
 
-    positions (T, C), if given, are added: row t to position t, equation eq-layers-positions; with
-    first (B, T), row t - first to position t, as `places` has it.
+    positions (T, C), if given, are added: row t to position t, equation eq-layers-positions. With
+    first (B, T), positions are counted from the beginning of each text, as in `places`.
     """
     assert np.issubdtype(tokens.dtype, np.integer), f"token ids are integers, got {tokens.dtype}"
     assert tokens.size == 0 or 0 <= tokens.min() <= tokens.max() < len(table), (
@@ -94,14 +94,14 @@ def swiglu(gate_up: np.ndarray) -> np.ndarray:
 
 # %% sec-layers-rope
 class Angles(NamedTuple):
-    """What decides RoPE's angles besides the head width: fields of `ModelConfig`, in short."""
+    """RoPE's settings: fields of `ModelConfig`, under shorter names."""
 
     base: float = ROPE_BASE
-    scaling: str = "none"  # or linear, llama3
-    factor: float = 1.0  # how many times as long texts are
-    low: float = 1.0  # turns within the original context: below, the factor divides the angle,
-    high: float = 4.0  # above, it stays
-    original: int = 8192  # positions: the context before
+    scaling: str = "none"  # or linear, llama3: the rule for longer texts, section RoPE scaling
+    factor: float = 1.0  # how many times as long the texts are
+    low: float = 1.0  # llama3: below this number of turns in `original`, divide by the factor
+    high: float = 4.0  # llama3: above this number of turns, leave the angle as it is
+    original: int = 8192  # llama3: positions of the texts that the model was trained with
 
 
 def rope_angles(D: int, angles: Angles = Angles()) -> np.ndarray:  # noqa: B008 it's immutable
@@ -176,8 +176,8 @@ def layernorm(
 
 
 # %% sec-layers-gelu
-# GPT-2's GELU: sqrt(2/pi) gives the two steps of eq-layers-gelu one slope at 0; the cubic
-# coefficient makes their largest difference smallest (Hendrycks and Gimpel, 2016, section 2).
+# GPT-2's GELU: with sqrt(2/pi), Phi and its tanh form in eq-layers-gelu have the same slope at 0.
+# The cubic coefficient makes them differ least (Hendrycks and Gimpel, 2016, section 2).
 GELU_SCALE, GELU_CUBIC = (2 / np.pi) ** 0.5, 0.044715
 
 
@@ -194,7 +194,7 @@ ERF_ONE = 6.0  # from here on 1 - erf is below 2.2e-17: float64 has no number be
 
 
 def erf(z: np.ndarray) -> np.ndarray:
-    """The error function, z of any shape, to 64 roundings of float64. Equation eq-layers-erf."""
+    """The error function to within 64 * 2^-53, z of any shape. Equation eq-layers-erf."""
     wide = np.asarray(z, np.result_type(z, np.float64))
     near = np.abs(wide.real) < ERF_ONE
     inner = np.where(near, wide, 0)

@@ -111,10 +111,22 @@ def test_a_chat_drops_whole_turns_and_never_overfills_the_context():
     assert again.memory.turns == chat.memory.turns  # and once more, begun anew
 
 
+def test_an_answer_has_at_most_so_many_tokens():
+    whole = Chat(TINY, TOKENIZER, WEIGHTS, temperature=0)
+    list(whole.reply("a"))
+    asked = len(prompt(TOKENIZER, "a"))
+    assert len(whole.memory.turns[0].ids) - asked - 1 == TINY.context - asked  # no end in sight
+    short = Chat(TINY, TOKENIZER, WEIGHTS, temperature=0, tokens=3)
+    list(short.reply("a"))
+    assert short.memory.turns[0].ids[:-1] == whole.memory.turns[0].ids[: asked + 3]
+    assert short.memory.turns[0].ids[-1] == MARKS[END]
+
+
 def test_a_chat_that_cannot_be_is_refused_before_the_first_question():
     for knob in ({"temperature": -1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0},
-                 {"seed": -1}, {"seed": "a"}, {"seed": None}, {"temperature": "hot"}):  # fmt: skip
-        with pytest.raises(UserError, match=f"expected {[*knob][0]} to be "):
+                 {"seed": -1}, {"seed": "a"}, {"seed": None}, {"temperature": "hot"},
+                 {"tokens": 0}, {"tokens": 1.5}, {"tokens": True}):  # fmt: skip
+        with pytest.raises(UserError, match=f"expected {[*knob][0]}.* to be "):
             Chat(TINY, TOKENIZER, WEIGHTS, **knob)
     gpt2 = Tokenizer(np.zeros((0, 2)), ("<|endoftext|>",))
     with pytest.raises(UserError, match=r"has no <\|user\|>"):

@@ -158,6 +158,10 @@ def chat(
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="system prompt, read before all questions")
     ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(parser=flags.whole_number(1), metavar="N",
+                                 help="the most tokens of an answer  [default: 1024]")
+    ] = None,
 ) -> None:  # fmt: skip
     """Chat with a fine-tuned model.
 
@@ -170,7 +174,7 @@ def chat(
     from nanoeuler.inference.repl import converse, introduction, typed
 
     model, somebody = api.load(base), sys.stdin.isatty()
-    talk = model.chat(**sampling, **reading, **_given(system=system))
+    talk = model.chat(**sampling, **reading, **_given(system=system, tokens=tokens))
     if somebody:
         print(introduction(model.config), file=sys.stderr)
     lines = typed() if somebody else sys.stdin

@@ -22,6 +22,7 @@ from nanoeuler.tokenizer.chat_template import end_of, messages_of, prompt, templ
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 TEMPERATURE = 0.5  # below that of `generate`: of an answer one expects the likely
+TOKENS = 1024  # of an answer at most, some 700 words: what goes on longer is mostly a loop
 
 
 class Turn(NamedTuple):
@@ -97,6 +98,7 @@ class ChatOptions(SamplingOptions, total=False):
     """Options of a conversation: the `SamplingOptions`, a system message, and which reader."""
 
     system: str  # a message that is read before all questions
+    tokens: int  # of an answer at most
     engine: str  # as `make_reader` has it
     quantize: str  # none; int8, int4: matrices in less memory, with an error
 
@@ -114,16 +116,24 @@ class Chat:
     ):  # fmt: skip
         self.config, self.tokenizer, self.seed = config, tokenizer, seed
         self.asked, self.sampling = 0, dict[str, Any]()
-        self.change(temperature=TEMPERATURE)
+        self.change(TOKENS, temperature=TEMPERATURE)
         self.change(**sampling)  # tells of a wrong one now, not at a question
         self.memory = Memory(tokenizer, config.context)
         self.memory.tell(system)
         reader = make_reader(config, weights, engine, quantize=quantize)
         self.decoder = Decoder(config, weights, reader)
 
-    def change(self, **sampling: Any) -> None:
-        """Draw with these options from now on. UserError, and no change, if one is wrong."""
+    def change(self, tokens: int | None = None, **sampling: Any) -> None:
+        """Draw with these options from now on; `tokens`: of an answer at most.
+
+        UserError, and no change, if one is wrong.
+        """
         check(**{**self.sampling, **sampling, "seed": self.seed})
+        if tokens is not None:
+            if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
+                raise UserError(f"expected tokens, how long an answer may be, to be a whole number "
+                                f"of at least 1, got {tokens!r}")  # fmt: skip
+            self.tokens = tokens
         self.sampling |= sampling
 
     def reset(self) -> None:
@@ -148,8 +158,9 @@ class Chat:
         before, ids = self.memory.sees(question)
         self.asked += 1
         self._hold(before)
+        room = self.config.context - len(before) - len(ids)
         drawn = generate(
-            self.decoder, ids, self.config.context - len(before) - len(ids),
+            self.decoder, ids, min(self.tokens, room),
             seed=(self.seed, self.asked), stop=self.tokenizer.special.values(), **self.sampling,
         )  # fmt: skip
         answer, whole = [], False

@@ -238,10 +238,11 @@ def contest(options, who):
 
 def warm_ours(options, who):
     """Two steps and a judgement of ours, in this process: what a run compiles."""
+    from nanoeuler.data.dataset import Prepared
     from nanoeuler.training.speedrun import begin
 
-    run, stepper, (batches, held_out) = begin(options.data, recipe_for(options, who),
-                                              options.engine)  # fmt: skip
+    prepared, recipe = Prepared(options.data), recipe_for(options, who)
+    run, stepper, (batches, held_out) = begin(prepared, recipe, options.engine)
     for number in (1, 2):
         stepper.step(*batches.batch(number), 1e-9, number)
     stepper.finish()

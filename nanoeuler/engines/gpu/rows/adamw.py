@@ -84,11 +84,21 @@ def put_copy(here, i, address, at):
 
 
 # %% sec-update-halves
+PART = 1 << 16  # numbers that are split at a time: with their halves 512 KiB, which caches hold
+
+
 def to_halves(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """float32 -> bf16 copies, rounded half up, and lower halves: uint16. Eq. eq-update-halves."""
-    word = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    word = np.where(np.isnan(values), np.uint32(NAN), word)
-    return ((word + np.uint32(HALF)) >> np.uint32(16)).astype(np.uint16), word.astype(np.uint16)
+    words = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    copies, lower = (np.empty(words.shape, np.uint16) for _ in range(2))
+    flat = words.reshape(-1), copies.reshape(-1), lower.reshape(-1)
+    for start in range(0, words.size, PART):
+        word, copy, low = (each[start : start + PART] for each in flat)
+        word = np.where(np.isnan(word.view(np.float32)), np.uint32(NAN), word)
+        low[...] = word.astype(np.uint16)
+        word += np.uint32(HALF)
+        copy[...] = word >> np.uint32(16)
+    return copies, lower
 
 
 def from_halves(copy: np.ndarray, low: np.ndarray) -> np.ndarray:

@@ -105,8 +105,10 @@ class CudaStepper(Stepper):
         for name, values in self.state().items():
             if name in self.memories:
                 self.device.fill(self.memories[name], values)
-            else:
+            elif values.view(np.uint8).any():
                 self.memories[name] = self.device.array(values)
+            else:  # the moments of a run that begins
+                self.memories[name] = self.device.zeros(values.shape, values.dtype)
 
     def pull(self) -> None:
         """Bring the run's weights and moments up to date with those of the device."""
@@ -124,7 +126,7 @@ class CudaStepper(Stepper):
                 return there
         if name == ARENA:  # in which nothing is read that was not written
             return self.device.empty((size,), np.uint8)
-        return self.device.array(np.zeros(size, np.uint8))
+        return self.device.zeros((size,), np.uint8)
 
     def load(self, recorded: Recorded) -> Loaded:
         """Give a recorded program its memory, compile its kernels and make it a graph."""

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nanoeuler.engines.gpu.host.device import Device
+from nanoeuler.engines.gpu.host.libraries import NUMBER
 from nanoeuler.engines.gpu.host.staging import Inbox, Outbox
 from nanoeuler.engines.gpu.lang.kernel import Launch
 from nanoeuler.engines.gpu.rows import gradient_norm
@@ -237,7 +238,6 @@ class CudaStepper(Stepper):
 # %% sec-step-stepper
 CHOICE = "nanoeuler.engines.gpu.step.backends"  # named only: appendix N builds it
 MUON = "nanoeuler.engines.gpu.step.muon"  # the same: chapter 13b
-NUMBER = "NANOEULER_GPU"  # the variable that says which GPU of this machine is this process's
 
 
 @cache

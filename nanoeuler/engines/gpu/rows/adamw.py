@@ -250,10 +250,12 @@ def tiles(parts: Sequence[Segment], rounds: int = ROUNDS) -> np.ndarray:
             raise UserError(f"a segment begins at a multiple of {LANE} and is one long: {part}")
         if max(part.start, part.copy) + part.length >= 1 << 31:
             raise UserError(f"a flat buffer has less than 2^31 parameters: {part}")
-        for at in range(0, part.length, size):
-            to = part.copy + at if part.copy >= 0 else -1
-            made.append((part.start + at, min(size, part.length - at), to, int(part.decay)))
-    return np.array(made, np.int32).reshape(-1, 4)
+        at = np.arange(0, part.length, size)
+        rows = np.empty((len(at), 4), np.int32)
+        rows[:, 0], rows[:, 1] = part.start + at, np.minimum(size, part.length - at)
+        rows[:, 2], rows[:, 3] = part.copy + at if part.copy >= 0 else -1, part.decay
+        made.append(rows)
+    return np.concatenate(made)
 
 
 class Buffers(NamedTuple):

@@ -13,6 +13,7 @@ import pytest
 from bench import speedrun as bench
 
 from nanoeuler.cli.main import main
+from nanoeuler.data.dataset import Prepared
 from nanoeuler.data.prepare import prepare_text
 from nanoeuler.engines.gpu.step.muon import muon_builder, rules_of
 from nanoeuler.engines.gpu.step.precision import PRECISIONS
@@ -22,6 +23,8 @@ from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS
 from nanoeuler.model.weights import Weights
 from nanoeuler.planning.step import RULES
+from nanoeuler.tokenizer import tokenizer
+from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import speedrun as module
 from nanoeuler.training.checkpoint import load
 from nanoeuler.training.clock import Clock, Plan, process_age
@@ -161,7 +164,7 @@ class Steps(Stepper):
 
 def raced(prepared, pace, budget=300.0, age=4.0):
     """A race with steps of this pace."""
-    run, _, sides = module.begin(prepared, tiny(), "cpu")
+    run, _, sides = module.begin(Prepared(prepared), tiny(), "cpu")
     clock = Time(budget, age)
     race = Race(run, Steps(clock, pace), sides, clock)
     race.take_steps()
@@ -270,7 +273,7 @@ def test_unknown_names_are_refused(prepared):
     with pytest.raises(UserError, match="x names depth, which isn't one of"):
         Recipe("x", {"depth": 3}, {}).config(300)
     with pytest.raises(UserError, match="x names rate, which isn't one of"):
-        module.begin(prepared, Recipe("x", SIZES, {"rate": 3}), "cpu")
+        module.begin(Prepared(prepared), Recipe("x", SIZES, {"rate": 3}), "cpu")
 
 
 # ---- The whole, on a processor
@@ -311,9 +314,27 @@ def test_a_race_on_a_processor(name, prepared, tmp_path):
         speedrun(prepared, tiny(name), Clock(4.0, 0.0), engine="cpu", out=tmp_path / "run")
 
 
-def test_the_books_are_known_by_their_checksum(prepared, monkeypatch):
-    from nanoeuler.data.dataset import Prepared
+def test_the_tokenizer_is_read_once_and_not_hashed_again(prepared, tmp_path, monkeypatch):
+    """GPT-2's 50,000 merges take a quarter of a second each time, and so does their hash."""
+    known, load = Prepared(prepared).tokenizer.hash, Tokenizer.load.__func__
+    found = []
 
+    def counted(cls, path, known=""):
+        found.append(known)
+        return load(cls, path, known)
+
+    monkeypatch.setattr(Tokenizer, "load", classmethod(counted))
+    train(prepared, tmp_path / "run", engine="cpu", settings=Settings(steps=1, batch_size=2),
+          config=replace(PRESETS["small"], **SIZES))  # fmt: skip
+    assert found == [known]
+    monkeypatch.delattr(tokenizer, "tokenizer_json")  # from which it would be computed
+    clock = Time(300.0, 4.0)
+    monkeypatch.setattr(module, "make_stepper", lambda *_, **__: Steps(clock, lambda n: 3.0))
+    speedrun(prepared, tiny(), clock, engine="cpu")
+    assert found == [known, known]
+
+
+def test_the_books_are_known_by_their_checksum(prepared, monkeypatch):
     opened = Prepared(prepared)
     known = module.checksum(opened)
     assert module.corpus_of(opened) == "another corpus" and len(known) == 16

@@ -57,6 +57,9 @@ def speedrun(
     if data is None:
         raise UserError("expected data for a speedrun: name a folder made by nanoeuler data "
                         "prepare (--data)")  # fmt: skip
+    from nanoeuler.engines.registry import warm_up
+
+    warm_up(engine)
     from nanoeuler.training.speedrun import MINUTES, add_record, recipe_of, result
     from nanoeuler.training.speedrun import speedrun as race
 

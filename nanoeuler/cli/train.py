@@ -94,8 +94,11 @@ def train(
 
     Example: nanoeuler train --data story.txt --out runs/story --steps 500
     """
+    from nanoeuler.engines.registry import engine_name, warm_up
+
+    if not ranks:  # whose processes are still to come
+        warm_up(engine)
     from nanoeuler import api
-    from nanoeuler.engines.registry import engine_name
     from nanoeuler.training.best import chosen
     from nanoeuler.training.folder import is_begun
     from nanoeuler.training.train import RECIPES, settings_for

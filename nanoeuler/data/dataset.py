@@ -73,9 +73,10 @@ class Prepared:
         self.folder = Path(folder)
         self.record = read_record(self.folder)
         self.digest = self.record["digest"]
-        self.tokenizer = Tokenizer.load(self.folder / "tokenizer.json")
-        if self.tokenizer.hash != self.record["tokenizer"]:
-            raise UserError(f"expected the tokenizer {self.record['tokenizer']:.16} in {folder}, "
+        known = self.record["tokenizer"]
+        self.tokenizer = Tokenizer.load(self.folder / "tokenizer.json", known=known)
+        if self.tokenizer.hash != known:
+            raise UserError(f"expected the tokenizer {known:.16} in {folder}, "
                             f"but it is {self.tokenizer.hash:.16}: prepare it again")  # fmt: skip
         self.train, self.held_out = (
             _open(self.folder, self.record, side, self.tokenizer) for side in SIDES

@@ -150,6 +150,10 @@ class Device:
         self.fill(made, values)
         return made
 
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Sheet:
+        """Memory for an array in C order, all of it zero."""
+        return self.array(np.zeros(shape, dtype))
+
     def refuse(self, what: str) -> None:
         """Fault if a graph is being captured."""
         if self.captured is not None:

@@ -16,6 +16,7 @@ from nanoeuler.model.weights import Weights
 CPU_ENGINES = ("cpu", "fused", "reference")  # the fastest first
 # The fastest first; they differ in what they multiply: bf16, or float32 in two or three pieces.
 GPU_ENGINES = ("cuda", "cuda-tf32", "cuda-float32")
+DOOR = "nanoeuler.engines.gpu.host.libraries"  # to their driver, named only
 STEPPER = "nanoeuler.engines.gpu.step.stepper"  # theirs, named only: a later chapter builds it
 ADAPTER_STEPPER = "nanoeuler.engines.gpu.step.lora"  # the same of weights with adapters
 # What makes steppers instead, while this process leads others through a run: chapter 14 says.
@@ -27,7 +28,13 @@ def _no_gpu() -> str:
     for room in "nanoeuler.engines.gpu", STEPPER:
         if find_spec(room) is None:
             return "the chapter that builds it, 13a, is still to come"
-    return import_module("nanoeuler.engines.gpu.host.libraries").no_gpu()
+    return import_module(DOOR).no_gpu()
+
+
+def warm_up(name: str) -> None:
+    """Have a GPU's driver start while others import, if the engine of this name may need it."""
+    if name in ("auto", *GPU_ENGINES) and find_spec("nanoeuler.engines.gpu"):
+        import_module(DOOR).start()
 
 
 def engine_name(name: str) -> str:

@@ -12,7 +12,11 @@ K predicted tokens, F MLP width, L layers.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import accumulate, count
 from typing import NamedTuple
 
 import numpy as np
@@ -105,18 +109,67 @@ def _aligned_zeros(size: int, dtype: np.typing.DTypeLike) -> np.ndarray:
     return raw[start : start + n_bytes].view(dtype)
 
 
+# %% sec-backprop-draws
+STRETCH = 1 << 18  # normals that a thread draws at a time, 2 MB
+AT_ONCE = 16  # threads; which cores they find changes no number
+# A reader that jumps in is out of step with a chance of 2 %, and after each number still with one
+# of 2 %: after 16, with 1e-28. By chance two normals are equal once in 2^52; four in a row are one.
+SETTLED, SAME = 16, 4
+
+
+def _reader(seed, place):
+    """What reads the stream of `default_rng(seed)` from its raw number `place` on."""
+    return np.random.Generator(np.random.PCG64(seed).advance(place))
+
+
+def _stretch(seed, i):
+    """The normals of the stream from joint i to joint i + 1.
+
+    Joint 0 is its beginning. At joint i, a reader from raw number i STRETCH has drawn SETTLED.
+    """
+    values = _reader(seed, i * STRETCH).standard_normal(STRETCH)
+    mark = _reader(seed, (i + 1) * STRETCH).standard_normal(SETTLED + SAME)[SETTLED:]
+    (end,) = (at for at in np.flatnonzero(values == mark[0])
+              if np.array_equal(values[at : at + SAME], mark))  # fmt: skip
+    return values[SETTLED if i else 0 : end]
+
+
+def _place(matrices, starts, values, at):
+    """Write values of the stream, from number `at` on, to where they belong, if anywhere."""
+    while len(values) and at < starts[-1]:
+        i = bisect_right(starts, at) - 1
+        there = matrices[i][at - starts[i] :][: len(values)]
+        np.multiply(values[: len(there)], INITIAL_DEVIATION, out=there, casting="same_kind")
+        values, at = values[len(there) :], at + len(there)
+
+
+def _draw(seed, matrices):
+    """Fill flat matrices, one after the other, with the normals of `default_rng(seed)`."""
+    starts = [0, *accumulate(map(len, matrices))]
+    if starts[-1] <= STRETCH:
+        values = np.random.default_rng(seed).standard_normal(starts[-1])
+        return _place(matrices, starts, values, 0)
+    done, place = 0, partial(_place, matrices, starts)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for first in count(0, AT_ONCE):
+            found = [*pool.map(partial(_stretch, seed), range(first, first + AT_ONCE))]
+            places = [*accumulate(map(len, found), initial=done)]
+            list(pool.map(place, found, places[:-1]))
+            if (done := places[-1]) >= starts[-1]:
+                return
+
+
 def initialise(config: ModelConfig, seed: int, dtype: np.typing.DTypeLike = np.float32) -> Weights:
     """Fresh `Weights`: gains 1, biases 0, matrices normal with deviation 0.02, or less in two.
 
     wo and w_down, which write to the stream 2L times, are divided by sqrt(2L), or zero where `init`
     says so. The same seed gives the same weights in every dtype, up to its rounding.
     """
-    rng, weights = np.random.default_rng(seed), Weights(config, dtype)
+    weights = Weights(config, dtype)
+    _draw(seed, [tensor.reshape(-1) for tensor in weights.values() if tensor.ndim > 1])
     for name, tensor in weights.items():
         if tensor.ndim == 1:
             tensor[...] = 0 if name.endswith("_bias") else 1
-        else:
-            tensor[...] = INITIAL_DEVIATION * rng.standard_normal(tensor.shape)
         if name.endswith((".wo", ".w_down")):
             tensor *= 0 if config.init == "zero" else 1 / math.sqrt(2 * config.n_layers)
     return weights

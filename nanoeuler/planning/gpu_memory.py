@@ -7,7 +7,7 @@
 Leaves out the driver's own memory, and how long a step takes: a run times its first steps.
 """
 
-from functools import partial
+from functools import cache, partial
 
 from nanoeuler.engines.gpu.host.device import Device, check
 from nanoeuler.engines.gpu.lang.card import PRETENDED, in_words
@@ -38,10 +38,20 @@ def step_bytes(
     lora: a settled `Lora`, if only adapters are trained. UserError if the engine does not support
     the model.
     """
-    card, shape = stepper.gpu(), (batch_size, config.context)
-    machine = Machine(*card.card[:2], backends.multiplier(), card.card.l2)
+    card = stepper.gpu().card
+    machine = Machine(*card[:2], backends.multiplier(), card.l2)
+    return program_bytes(config, batch_size, accumulate, engine, lora, machine)
+
+
+@cache
+def program_bytes(
+    config: ModelConfig, batch_size: int, accumulate: int, engine: str, lora: Lora | None,
+    machine: Machine,
+) -> int:  # fmt: skip
+    """The same on any card. A run asks twice: whether a step fits, and when it says its plan."""
     record = partial(record_lora_step, lora) if lora else record_step
-    program = record(config, *shape, machine, PRECISIONS[engine], RULES, accumulate).program
+    shape, rules = (batch_size, config.context), (RULES, accumulate)
+    program = record(config, *shape, machine, PRECISIONS[engine], *rules).program
     return sum(program.sizes.values())
 
 

@@ -26,11 +26,17 @@ _BYTE_OF = dict.fromkeys(range(256), "\uffff") | {
     ord(character): chr(byte) for byte, character in zip(BYTE_FROM_ID, VISIBLE, strict=True)}
 
 
-def tokenizer_json(merges: Iterable[Sequence[int]], special: dict[str, int]) -> str:
-    """The text of a tokenizer.json: merges [(id, id)], special {name: id}."""
+def visible_names(merges: Iterable[Sequence[int]]) -> list[str]:
+    """The name in a tokenizer.json of each id that is a byte or made by merges [(id, id)]."""
     names = list(VISIBLE)
     for a, b in merges:
         names.append(names[a] + names[b])
+    return names
+
+
+def tokenizer_json(merges: Iterable[Sequence[int]], special: dict[str, int]) -> str:
+    """The text of a tokenizer.json: merges [(id, id)], special {name: id}."""
+    names = visible_names(merges)
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     level["use_regex"] = True
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
@@ -142,7 +148,7 @@ def our_parts(content: dict[str, Any]) -> tuple[list[tuple[int, int]], tuple[str
         return None
     if kind != ["BPE", None, "ByteLevel", False, True] or any(changes) or not plain:
         return None
-    ours = json.loads(tokenizer_json(merges, {}))["model"]["vocab"]
+    ours = {name: i for i, name in enumerate(visible_names(merges))}
     last = list(range(len(ours), len(ours) + len(content["added_tokens"])))
     if list(special.values()) != last or {**vocab, **special} != {**ours, **special}:
         return None

@@ -663,15 +663,10 @@ def write_model(
         write_folder(out / checkpoint_name(0), {MODEL: tensors}, state)
 
 
-def rewind(out: str | Path, run: Run, keep: int = KEEP, windows: int | None = None) -> None:
-    """Make `out` the directory of `run` at its step: without later lines, and with a save.
-
-    A run whose number of steps is not known yet has none.
-    """
+def rewind(out: str | Path, run: Run, keep: int = KEEP) -> None:
+    """Make `out` the directory of `run` at its step: without later lines. A new run has no save."""
     tidy(out, keep)
     kept = [json.dumps(line) + "\n" for line in read_metrics(out) if line["step"] <= run.step]
     with writing(out, "metrics.jsonl could not be written"):
         with replacing(Path(out) / "metrics.jsonl") as temporary:
             temporary.write_text("".join(kept), encoding="utf-8")
-    if not checkpoints(out) and run.settings.steps is not None:
-        save(out, run, keep, windows)

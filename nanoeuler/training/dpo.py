@@ -325,6 +325,6 @@ def prefer(
                                     anchor, execution.threads)  # fmt: skip
         saving = Saving(execution.save_every)
         with saving.timed():
-            rewind(out, run, execution.keep, batches.windows)
+            rewind(out, run, execution.keep)
         _take_steps(out, run, stepper, batches, DpoEvaluator(stepper, judged), saving, execution)
     return run

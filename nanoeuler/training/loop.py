@@ -10,7 +10,6 @@ Leaves out how a step is computed (a stepper does), and how a run is opened (tra
 import dataclasses
 import errno
 import math
-import shutil
 import signal
 import sys
 import threading
@@ -335,17 +334,14 @@ def _check_place(out, run: Run) -> None:
 
 
 @contextmanager
-def _enough_memory(out, run: Run) -> Iterator[None]:
-    """Turn a MemoryError into a UserError; a run without a step leaves no save."""
-    before, size = checkpoints(out), run.settings.batch_size
+def _enough_memory(run: Run) -> Iterator[None]:
+    """Turn a MemoryError into a UserError."""
+    size = run.settings.batch_size
     try:
         yield
     except (MemoryError, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.ENOMEM:
             raise
-        if not before and not run.step:
-            for _, folder in checkpoints(out):
-                shutil.rmtree(folder)
         if size == 1:
             what, cure = "a step with one sequence", "a smaller context or model"
         else:
@@ -370,11 +366,11 @@ def fit(
     """
     execution = Execution(**options)
     _check_place(out, run)
-    with _enough_memory(out, run):
+    with _enough_memory(run):
         fitting = _Fit(out, run, batches, held_out, execution)
         _note_program(out, run, execution.engine)
         with fitting.saving.timed():
-            rewind(out, run, execution.keep, batches.windows)
+            rewind(out, run, execution.keep)
             fitting.best.rewind()
         fitting.announce()
         stop = fitting.take_steps()

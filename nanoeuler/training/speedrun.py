@@ -212,10 +212,9 @@ def corpus_of(prepared: Prepared) -> str:
 
 
 def begin(
-    data: Path, recipe: Recipe, engine: str, threads: int | None = None
+    prepared: Prepared, recipe: Recipe, engine: str, threads: int | None = None
 ) -> tuple[Run, Any, tuple[Batches, HeldOut]]:
     """The run of a recipe before its first step, what takes its steps, and its two sides."""
-    prepared = Prepared(data)
     settings = _replaced(Settings(), recipe.settings, recipe.name)
     run = Run.begin(recipe.config(prepared.vocab_size), settings, prepared.tokenizer,
                     prepared.digest)  # fmt: skip
@@ -250,13 +249,14 @@ def speedrun(
     engine = engine_for(engine)
     if out:
         check_free(out)
-    run, stepper, sides = begin(data, recipe, engine, threads)
+    prepared = Prepared(data)
+    run, stepper, sides = begin(prepared, recipe, engine, threads)
     race = Race(run, stepper, sides, clock, say)
     race.take_steps()
     seconds, tokens = clock(), run.step * race.lines[0]["tokens"]
     bits = sides[1].bits_per_byte(stepper.sums)
     changed = dataclasses.replace(run.settings, steps=run.step, minutes=clock.budget / 60)
-    prepared, run.settings = Prepared(data), changed
+    run.settings = changed
     if out:
         keep(out, run, race)
     device = getattr(getattr(stepper, "device", None), "name", None) or measurements.device()

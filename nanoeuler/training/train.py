@@ -151,15 +151,18 @@ def own_text(out: Path) -> Path:
     )
 
 
-def _first(asked: Request, folder: Path, known: Scanned | None) -> Run:
-    """A run before its first step; its text, if it was scanned (`known`), is prepared first."""
+def _first(asked: Request, folder: Path, known: Scanned | None, ids: Tokenizer | None) -> Run:
+    """A run before its first step; its text, if it was scanned (`known`), is prepared first.
+
+    ids: the tokenizer of the folder, if that has been opened.
+    """
     model, chosen = asked.config or PRESETS[PRESET], asked.settings or Settings()
     check_batch(model, chosen)  # before a long preparation, not after it
     if known:
         remove(folder)  # left by a run that died before its first save
         prepare_text(asked.text, folder, vocab_size=model.vocab_size, tokenizer=asked.tokenizer,
                      known=known)  # fmt: skip
-    ids = asked.tokenizer or Tokenizer.load(folder / "tokenizer.json")
+    ids = asked.tokenizer or ids or Tokenizer.load(folder / "tokenizer.json")
     model = dataclasses.replace(model, vocab_size=ids.vocab_size)
     return Run.begin(model, chosen, ids, asked.data)
 
@@ -203,7 +206,8 @@ def train(
 
     def begin() -> Run:
         asked = read_request(out) if resume else new
-        return _first(asked._replace(data=digest, text=text), folder, known)
+        return _first(asked._replace(data=digest, text=text), folder, known,
+                      prepared and prepared.tokenizer)  # fmt: skip
 
     with open_run(out, begin, new, resume) as run:
         return fit(out, run, *_sides(prepared or Prepared(folder), run, out), **options)

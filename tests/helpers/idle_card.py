@@ -65,6 +65,9 @@ class IdleCard:
         self.fill(made, values)
         return made
 
+    def zeros(self, shape, dtype):
+        return self.array(np.zeros(shape, dtype))
+
     def fill(self, array, values):
         array.values[...] = values
 

@@ -173,6 +173,12 @@ class Driver(Memory):
         ctypes.memmove(dstDevice, srcHost, ByteCount)
         return (0,)
 
+    def cuMemsetD8(self, dstDevice, uc, N):
+        if error := self.unsafe("cuMemsetD8"):
+            return (error,)
+        self.put(lambda: ctypes.memset(dstDevice, uc, N))
+        return (0,)
+
     def cuMemcpyDtoH(self, dstHost, srcDevice, ByteCount):
         return self.cuMemcpyHtoD(dstHost, srcDevice, ByteCount)
 

@@ -168,6 +168,13 @@ class Device:
         self.fill(made, values)
         return made
 
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
+        """Memory for an array in C order, all of it zero; the host sends nothing."""
+        made = self.empty(shape, dtype)
+        if size := math.prod(made.shape) * made.dtype.itemsize:
+            check(self.driver.cuMemsetD8(made.address, 0, size))
+        return made
+
     def fill(self, array: DeviceArray, values: Any) -> None:
         """Put numbers of the host into an array in C order."""
         require_dense(array)

@@ -13,10 +13,14 @@ import importlib.util
 import os
 import platform
 import sys
+from contextlib import suppress
+from functools import cache
+from threading import Thread
 from typing import Any
 
 from nanoeuler.errors import UserError
 
+NUMBER = "NANOEULER_GPU"  # the variable that says which GPU of this machine is this process's
 # What to do where the compiler is missing.
 MISSING = "numba-cuda is missing: pip install 'numba-cuda[cu13]'"
 # The driver's library by operating system; macOS has none.
@@ -52,6 +56,21 @@ def no_gpu() -> str:
     return "" if importlib.util.find_spec("numba_cuda") else MISSING
 
 
+@cache
+def start() -> None:
+    """Begin to start the driver and this process's GPU, on a thread; what fails is found later."""
+
+    def begin() -> None:
+        with suppress(OSError, ValueError):
+            library = ctypes.CDLL(DRIVERS.get(sys.platform, "libcuda"))
+            number = int(os.environ.get(NUMBER) or 0)
+            handle, context = ctypes.c_int(0), ctypes.c_void_p()
+            if not library.cuInit(0) and not library.cuDeviceGet(ctypes.byref(handle), number):
+                library.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
+
+    Thread(target=begin).start()
+
+
 def compiler() -> Any:
     """numba's CUDA target, which compiles without a GPU too; no driver is started."""
     if importlib.util.find_spec("numba_cuda") is None:
@@ -72,11 +91,21 @@ def driver() -> Any:
 
 
 def products() -> Any:
-    """NVIDIA's matrix products, as Python calls them (nvmath.bindings.cublas)."""
+    """NVIDIA's matrix products, as Python calls them (nvmath.bindings.cublas).
+
+    nvmath's packages would load six of its libraries, of which we need one; they are passed over.
+    """
     if importlib.util.find_spec("nvmath") is None:
         what = "pip install 'nvmath-python[cu13]' (the extra gpu-vendor)"
         raise UserError(f"no cuBLAS here: {what}, or let our own kernels multiply")
-    return importlib.import_module("nvmath.bindings.cublas")
+    passed = [name for name in ("nvmath", "nvmath.bindings") if name not in sys.modules]
+    for name in passed:
+        sys.modules[name] = importlib.util.module_from_spec(importlib.util.find_spec(name))
+    try:
+        return importlib.import_module("nvmath.bindings.cublas")
+    finally:
+        for name in passed:
+            del sys.modules[name]
 
 
 def exchanges() -> Any:

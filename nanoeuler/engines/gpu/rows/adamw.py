@@ -84,11 +84,21 @@ def put_copy(here, i, address, at):
 
 
 # %% sec-update-halves
+PART = 1 << 16  # numbers that are split at a time: with their halves 512 KiB, which caches hold
+
+
 def to_halves(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """float32 -> bf16 copies, rounded half up, and lower halves: uint16. Eq. eq-update-halves."""
-    word = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    word = np.where(np.isnan(values), np.uint32(NAN), word)
-    return ((word + np.uint32(HALF)) >> np.uint32(16)).astype(np.uint16), word.astype(np.uint16)
+    words = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    copies, lower = (np.empty(words.shape, np.uint16) for _ in range(2))
+    flat = words.reshape(-1), copies.reshape(-1), lower.reshape(-1)
+    for start in range(0, words.size, PART):
+        word, copy, low = (each[start : start + PART] for each in flat)
+        word = np.where(np.isnan(word.view(np.float32)), np.uint32(NAN), word)
+        low[...] = word.astype(np.uint16)
+        word += np.uint32(HALF)
+        copy[...] = word >> np.uint32(16)
+    return copies, lower
 
 
 def from_halves(copy: np.ndarray, low: np.ndarray) -> np.ndarray:
@@ -240,10 +250,12 @@ def tiles(parts: Sequence[Segment], rounds: int = ROUNDS) -> np.ndarray:
             raise UserError(f"a segment begins at a multiple of {LANE} and is one long: {part}")
         if max(part.start, part.copy) + part.length >= 1 << 31:
             raise UserError(f"a flat buffer has less than 2^31 parameters: {part}")
-        for at in range(0, part.length, size):
-            to = part.copy + at if part.copy >= 0 else -1
-            made.append((part.start + at, min(size, part.length - at), to, int(part.decay)))
-    return np.array(made, np.int32).reshape(-1, 4)
+        at = np.arange(0, part.length, size)
+        rows = np.empty((len(at), 4), np.int32)
+        rows[:, 0], rows[:, 1] = part.start + at, np.minimum(size, part.length - at)
+        rows[:, 2], rows[:, 3] = part.copy + at if part.copy >= 0 else -1, part.decay
+        made.append(rows)
+    return np.concatenate(made)
 
 
 class Buffers(NamedTuple):

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nanoeuler.engines.gpu.host.device import Device
+from nanoeuler.engines.gpu.host.libraries import NUMBER
 from nanoeuler.engines.gpu.host.staging import Inbox, Outbox
 from nanoeuler.engines.gpu.lang.kernel import Launch
 from nanoeuler.engines.gpu.rows import gradient_norm
@@ -105,8 +106,10 @@ class CudaStepper(Stepper):
         for name, values in self.state().items():
             if name in self.memories:
                 self.device.fill(self.memories[name], values)
-            else:
+            elif values.view(np.uint8).any():
                 self.memories[name] = self.device.array(values)
+            else:  # the moments of a run that begins
+                self.memories[name] = self.device.zeros(values.shape, values.dtype)
 
     def pull(self) -> None:
         """Bring the run's weights and moments up to date with those of the device."""
@@ -124,7 +127,7 @@ class CudaStepper(Stepper):
                 return there
         if name == ARENA:  # in which nothing is read that was not written
             return self.device.empty((size,), np.uint8)
-        return self.device.array(np.zeros(size, np.uint8))
+        return self.device.zeros((size,), np.uint8)
 
     def load(self, recorded: Recorded) -> Loaded:
         """Give a recorded program its memory, compile its kernels and make it a graph."""
@@ -235,7 +238,6 @@ class CudaStepper(Stepper):
 # %% sec-step-stepper
 CHOICE = "nanoeuler.engines.gpu.step.backends"  # named only: appendix N builds it
 MUON = "nanoeuler.engines.gpu.step.muon"  # the same: chapter 13b
-NUMBER = "NANOEULER_GPU"  # the variable that says which GPU of this machine is this process's
 
 
 @cache

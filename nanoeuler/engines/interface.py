@@ -70,6 +70,8 @@ class Engine(ABC):
     """
 
     supports: Supports  # the switches that this engine has code for; the others are refused
+    forward_only: bool = False  # whether no backward pass follows: then layers keep nothing for it
+    recompute: bool = False  # whether that runs each layer again, of which only x is kept
 
     def attend(
         self, config: ModelConfig, b: Block, n: Array, start: int = 0, cache: Cache | None = None,
@@ -288,6 +290,10 @@ class Engine(ABC):
         """dh of any shape -> du."""
 
     # %% sec-backprop-levels
+    def mlp_again(self, config: ModelConfig, b: Block, n: Array) -> Any:
+        """What `mlp` saved for n (B, T, C), computed again, bit for bit."""
+        return self.mlp(config, b, n)[1]
+
     def enter(
         self, config: ModelConfig, w: Weights, tokens: Array, start: int = 0,
         first: Array | None = None,

@@ -143,7 +143,8 @@ def layer_again(
 ) -> tuple:
     """The stages of `layer`, run again from its x (B, T, C) at position 0; bit for bit."""
     context = AttentionContext(0, [None] * len(INTEGRATORS[config.integrator].b), first)
-    return layer(engine, config, b, x, [], context, again=True)[2]
+    with engine.running_again():
+        return layer(engine, config, b, x, [], context, again=True)[2]
 
 
 def backward(

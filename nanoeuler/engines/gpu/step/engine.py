@@ -13,8 +13,8 @@ B batch, T positions, C channels, H query heads, G key/value heads, D head width
 K predicted tokens, F MLP width.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -693,9 +693,17 @@ class CudaEngine(Engine):
         return self.linear(h, b.w_down, b.w_down_bias), (self.saved_norm(config, n), u)
 
     def mlp_again(self, config: ModelConfig, b: Block, n: Array) -> Any:
-        u, _ = self.hidden(config, b, n)
-        self.recording.lending = False  # the backward begins, whose dx outlives the layer
-        return self.saved_norm(config, n), u
+        return self.saved_norm(config, n), self.hidden(config, b, n)[0]
+
+    @contextmanager
+    def running_again(self) -> Iterator[None]:
+        """A layer's forward inside the backward pass, whose pending work waits for what comes next.
+
+        After it gradients lend nothing: arrays of the backward pass may outlive their layer.
+        """
+        waiting, self.pending = self.pending, None
+        yield
+        self.pending, self.recording.lending = waiting, False
 
     def hidden(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Array | None]:
         """The MLP's u for n (B, T, C); its h, where the product that makes u makes that as well."""

@@ -248,13 +248,14 @@ def gpu() -> Device:
 
 
 def cuda_stepper(
-    engine: str, weights: Weights, optimizer: Optimizer | None, pieces: int = 1
-) -> CudaStepper:
-    """A stepper on the GPU, for one of `registry.GPU_ENGINES`."""
+    engine: str, weights: Weights, optimizer: Optimizer | None, pieces: int = 1,
+    recompute: bool = False,
+) -> CudaStepper:  # fmt: skip
+    """A stepper on the GPU, for one of `registry.GPU_ENGINES`; recompute: as in `Precision`."""
     multiplier = import_module(CHOICE).multiplier()
     of_muon = type(optimizer).__name__ == "Muon"
     kind = import_module(MUON).MuonStepper if of_muon else CudaStepper
     return kind(
-        weights, optimizer, gpu(), precision=PRECISIONS[engine], pieces=pieces,
-        multiplier=multiplier,
+        weights, optimizer, gpu(), pieces=pieces, multiplier=multiplier,
+        precision=PRECISIONS[engine]._replace(recompute=recompute),
     )  # fmt: skip

@@ -121,9 +121,6 @@ def _fitting(
     what = f"a step of {settings.batch_size} x {config.context} tokens"
     less = "choose a smaller batch_size, a larger accumulate, or fewer threads"
     shape = settings.batch_size, settings.accumulate, execution.threads
-    if lora and execution.engine not in GPU_ENGINES:
-        need(sum(lora_memory(config, lora, *shape).values()), what, less)
-        return settings
     if execution.engine in GPU_ENGINES:
         if lora:
             expect_adapter_engine(execution.engine)
@@ -132,8 +129,15 @@ def _fitting(
         need(gpu_memory.host_bytes(config, lora),
              f"a model of {count_parameters(config):,} parameters, trained on a GPU,",
              "choose fewer layers or a smaller width")  # fmt: skip
-        parts = gpu_memory.parts_for(config, *shape[:2], execution.engine, lora)
-        return replace(settings, accumulate=parts)
+        given = config, *shape[:2], execution.engine, lora, settings.recompute
+        parts, again = gpu_memory.fitting(*given)
+        return replace(settings, accumulate=parts, recompute=again)
+    if settings.recompute:
+        raise UserError(f"the engine {execution.engine} keeps what a step computes: leave out "
+                        "recompute (--recompute), or choose the engine cuda")  # fmt: skip
+    if lora:
+        need(sum(lora_memory(config, lora, *shape).values()), what, less)
+        return settings
     need(sum(cpu_memory(config, 1, threads=1).values()),
          f"a model of {count_parameters(config):,} parameters in {config.n_layers:,} layers, with "
          f"a step of a single sequence of {config.context:,} tokens,",

@@ -4,6 +4,8 @@ What it computes is in test_cuda_engine.py; how a run goes on a processor, in te
 """
 
 import itertools
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +17,12 @@ import nanoeuler as ne
 from nanoeuler import measurements
 from nanoeuler.cli import train as commands
 from nanoeuler.cli.main import main
+from nanoeuler.engines import registry
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS
 from nanoeuler.planning import doctor, memory
 from nanoeuler.planning import gpu_memory as planned
+from nanoeuler.training.checkpoint import read_origin
 from nanoeuler.training.run import Settings
 
 RIVER = Path(__file__).parents[1] / "data" / "river.txt"
@@ -35,24 +39,74 @@ def test_a_batch_that_does_not_fit_goes_through_in_parts(monkeypatch):
     # As it came on an H200, with every n kept, or before it was.
     norms, took = 2 * 16 * 64 * 512 * 768 * 2 / 1e9, seen["value"] * 2**30 / 1e9
     assert pytest.approx(took, rel=0.1) in (size, size - norms)
-    parts = planned.parts_for(BIG, 64, 1, "cuda")
+    parts, again = planned.fitting(BIG, 64, 1, "cuda")
+    assert not again
     room = 8e9 - planned.SPARE
     assert parts > 1 and planned.step_bytes(BIG, 64, parts, "cuda") <= room
     assert planned.step_bytes(BIG, 64, parts // 2, "cuda") > room
     assert f", each batch in {parts} parts; " in planned.words(BIG, 64, parts, "cuda")
-    assert planned.parts_for(BIG, 64, 8, "cuda") == 8  # as many as were asked for
-    assert planned.parts_for(BIG, 1, 1, "cuda") == 1
+    assert planned.fitting(BIG, 64, 8, "cuda") == (8, False)  # as many as were asked for
+    assert planned.fitting(BIG, 1, 1, "cuda") == (1, False)
     install(monkeypatch, IdleCard(free=1e9))
     with pytest.raises(UserError) as caught:
-        planned.parts_for(BIG, 64, 1, "cuda")
-    least = planned.in_parts(BIG, 64, 64, "cuda") / 1e9
+        planned.fitting(BIG, 64, 1, "cuda")
+    least = planned.in_parts(BIG, 64, 64, "cuda", None, True) / 1e9
     said = str(caught.value)
-    assert f"64 x 512 tokens, one sequence at a time, takes {least:.2f} GB" in said
+    assert f"one sequence at a time and with --recompute, takes {least:.2f} GB" in said
     assert "has 1.00 of its 24.00 GB free: choose a smaller model" in said
     install(monkeypatch, IdleCard(capability=(7, 5)))
     planned.step_bytes.cache_clear()
     with pytest.raises(UserError, match="compute capability 8.0"):
-        planned.parts_for(BIG, 64, 1, "cuda")
+        planned.fitting(BIG, 64, 1, "cuda")
+
+
+LONG = replace(PRESETS["euler-10m"], context=32768)
+
+
+def test_blocks_are_run_again_where_asked_or_where_a_sequence_does_not_fit_otherwise(monkeypatch):
+    """Parts first, since they cost less time: a part of one sequence cannot be divided."""
+    plain, again = (planned_bytes(monkeypatch, each) for each in (False, True))
+    assert again < 0.6 * plain
+    for free, expected in ((plain + 1e6, (2, False)), (plain - 1e6, (1, True))):
+        install(monkeypatch, IdleCard(free=free + planned.SPARE))
+        assert planned.fitting(LONG, 2, 1, "cuda") == expected
+    install(monkeypatch, IdleCard())
+    assert planned.fitting(LONG, 2, 1, "cuda") == (1, False)
+    assert planned.fitting(LONG, 2, 1, "cuda", None, True) == (1, True)
+    told = planned.words(LONG, 2, 2, "cuda", None, True)
+    assert "each batch in 2 parts, blocks run again in the backward pass; " in told
+    assert "again" not in planned.words(LONG, 2, 1, "cuda")
+
+
+def planned_bytes(monkeypatch, again):
+    """What a step of LONG takes, a sequence at a time."""
+    install(monkeypatch, IdleCard())
+    return planned.in_parts(LONG, 2, 2, "cuda", None, again)
+
+
+def test_a_run_that_recomputes_says_so_and_goes_on_so(monkeypatch, tmp_path, capsys):
+    """By itself on a small card, and asked for; a processor has nothing of the kind."""
+    install(monkeypatch, IdleCard())
+    out = tmp_path / "run"
+    sizes = ["--dim", "64", "--layers", "2", "--heads", "2", "--kv-heads", "1", "--context", "16"]
+    train = ["train", "--data", str(RIVER), *sizes, "--vocab-size", "512", "--steps", "3"]
+    assert main([*train, "--out", str(out), "--engine", "cuda", "--recompute"]) == 0
+    assert "blocks run again in the backward pass" in capsys.readouterr().err
+    assert read_origin(out).settings.recompute
+    assert main([*train, "--out", str(tmp_path / "b"), "--engine", "cpu", "--recompute"]) == 2
+    assert "the engine cpu keeps what a step computes" in capsys.readouterr().err
+    with pytest.raises(UserError, match="expected recompute to be True or False, got 1"):
+        Settings(recompute=1)
+    with pretended_ranks(), pytest.raises(UserError, match="several ranks keep what a step"):
+        registry.make_stepper("cuda", None, None, recompute=True)
+
+
+@contextmanager
+def pretended_ranks():
+    """Inside it steppers are those of several ranks."""
+    before = registry.LEAD.set(lambda *given: None)
+    yield
+    registry.LEAD.reset(before)
 
 
 @pytest.mark.parametrize("preset", ["gpt2-124m", "euler-116m"])
@@ -60,7 +114,8 @@ def test_the_models_of_the_road_train_on_8_gb_with_a_batch_chosen_for_them(monke
     """On a GeForce whose screen has taken half a gigabyte; on 12 GB 16 sequences go whole."""
     for free, most in (7.5e9, 2), (11.5e9, 1):
         install(monkeypatch, IdleCard(capability=(8, 9), free=free))
-        assert planned.parts_for(PRESETS[preset], 16, 1, "cuda") <= most
+        parts, again = planned.fitting(PRESETS[preset], 16, 1, "cuda")
+        assert parts <= most and not again
 
 
 def test_a_run_on_a_card_asks_for_the_cards_memory_and_little_of_this_machine(

@@ -128,6 +128,10 @@ BASE, CHAT = Path("runs/base"), Path("runs/chat")
 
 # A name of training.run.OPTIMIZERS.
 Optimizer = Annotated[str | None, typer.Option(metavar="NAME", help="adamw or muon")]
+# Activation recomputation; of a GPU (chapter 13a).
+Recompute = Annotated[
+    bool | None, typer.Option("--recompute", help="keep less: run each block twice, on a GPU")
+]
 
 
 # The fields of Settings: left out, a new run has its defaults, a resumed one its own.
@@ -144,6 +148,7 @@ SETTINGS = {
     "clip": _number("clip gradients to this global norm"),
     "optimizer": Optimizer,
     "momentum": _number("momentum of Muon, below 1"),
+    "recompute": Recompute,
 }
 # How a run is executed: parameters of api.train and api.finetune.
 EXECUTION = {

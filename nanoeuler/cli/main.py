@@ -353,6 +353,7 @@ def plan(
     sizes: flags.Group, adapters: flags.Group, preset: flags.Preset = None,
     batch_size: flags.BatchSize = None, tokens: flags.Tokens = None, engine: _PlannedEngine = None,
     ranks: flags.Ranks = None, base: flags.FromRun = None, optimizer: flags.Optimizer = None,
+    recompute: flags.Recompute = None,
 ) -> None:  # fmt: skip
     """Estimate training: FLOPs, memory, and hours on several devices.
 
@@ -360,6 +361,7 @@ def plan(
     trained on --tokens tokens, by default 20 per parameter. --engine cuda prints a line for every
     GPU that we know, and --engine cpu times this machine. --ranks splits the batch over so many
     H200 GPUs. --lora prints what adapters take, and --optimizer muon what Muon adds to a step.
+    --recompute, with --engine cuda, plans for steps that run each block again to keep less.
 
     Example: nanoeuler plan --preset euler-116m --batch-size 16
     """
@@ -368,6 +370,8 @@ def plan(
     from nanoeuler.planning.ranks import report
 
     name = engine if engine in (*GPU_ENGINES, None) else engine_name(engine)
+    if recompute and name not in GPU_ENGINES:
+        raise UserError("--recompute is for the steps of a GPU: add --engine cuda")
     config, batch_size = flags.config_of(preset, sizes, base), batch_size or plan.BATCH_SIZE
     if config is None:
         from nanoeuler.training.checkpoint import read_record
@@ -377,12 +381,12 @@ def plan(
         from nanoeuler.planning.lora import lora_lines, lora_on_cards
 
         on_card = name in GPU_ENGINES
-        print(lora_on_cards(config, lora, batch_size, name) if on_card
+        print(lora_on_cards(config, lora, batch_size, name, bool(recompute)) if on_card
               else lora_lines(config, lora, batch_size))  # fmt: skip
     elif name in CPU_ENGINES:
         print(plan.here(config, batch_size, tokens, name))
     elif name:
-        print(step.on_cards(config, batch_size, name))
+        print(step.on_cards(config, batch_size, name, recompute=bool(recompute)))
     else:
         print(plan.report(config, batch_size, tokens))
         print(f"\na training step on an H200, by its launch sequence\n"

@@ -21,7 +21,8 @@ Engine = Annotated[str, typer.Option(metavar="NAME", help="cpu, fused or referen
 PREFERRED = Path("runs/preferred")  # it starts from flags.CHAT
 # The settings of a run with a number of steps, which takes each batch through memory at once.
 SETTINGS = {
-    name: kind for name, kind in flags.SETTINGS.items() if name not in ("minutes", "accumulate")
+    name: kind for name, kind in flags.SETTINGS.items()
+    if name not in ("minutes", "accumulate", "recompute")
 }
 
 

@@ -40,7 +40,8 @@ def _print_plan(run, seconds_per_step, ranks=1):
         if engine in GPU_ENGINES:
             from nanoeuler.planning import gpu_memory
 
-            memory = gpu_memory.words(*sizes, settings.accumulate, engine, run.lora)
+            given = settings.accumulate, engine, run.lora, settings.recompute
+            memory = gpu_memory.words(*sizes, *given)
             lines = f"{lora.learning(run.config, run.lora)}\nmemory  {memory}"
         else:
             lines = lora.lora_lines(run.config, run.lora, settings.batch_size, settings.accumulate)
@@ -50,7 +51,8 @@ def _print_plan(run, seconds_per_step, ranks=1):
     if engine in GPU_ENGINES:
         from nanoeuler.planning import gpu_memory
 
-        options["memory"] = gpu_memory.words(*sizes, settings.accumulate, engine)
+        given = settings.accumulate, engine, None, settings.recompute
+        options["memory"] = gpu_memory.words(*sizes, *given)
     print(size_lines(*sizes, left, **options), file=sys.stderr)
 
 

@@ -14,7 +14,7 @@ K predicted tokens, F MLP width, I and O the inputs and outputs of a linear map.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -70,6 +70,8 @@ class Engine(ABC):
     """
 
     supports: Supports  # the switches that this engine has code for; the others are refused
+    forward_only: bool = False  # whether no backward pass follows: then layers keep nothing for it
+    recompute: bool = False  # whether that runs each layer again, of which only x is kept
 
     def attend(
         self, config: ModelConfig, b: Block, n: Array, start: int = 0, cache: Cache | None = None,
@@ -288,6 +290,14 @@ class Engine(ABC):
         """dh of any shape -> du."""
 
     # %% sec-backprop-levels
+    def mlp_again(self, config: ModelConfig, b: Block, n: Array) -> Any:
+        """What `mlp` saved for n (B, T, C), computed again, bit for bit."""
+        return self.mlp(config, b, n)[1]
+
+    def running_again(self) -> AbstractContextManager:
+        """A context in which the forward of a layer runs in the middle of the backward pass."""
+        return nullcontext()
+
     def enter(
         self, config: ModelConfig, w: Weights, tokens: Array, start: int = 0,
         first: Array | None = None,

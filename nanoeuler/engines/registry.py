@@ -74,11 +74,11 @@ def expect_adapter_engine(name: str) -> None:
                         "cuda, without --ranks")  # fmt: skip
 
 
-def _for_adapters(name, weights, optimizer, threads, pieces):
+def _for_adapters(name, weights, optimizer, threads, pieces, recompute):
     """`make_stepper` for weights with adapters, which one process trains."""
     expect_adapter_engine(name)
     if name in GPU_ENGINES:
-        return import_module(ADAPTER_STEPPER).lora_stepper(weights, optimizer, pieces)
+        return import_module(ADAPTER_STEPPER).lora_stepper(weights, optimizer, pieces, recompute)
     from nanoeuler.engines.cpu.stepper import CpuStepper
 
     make = engine_factory(name)
@@ -92,21 +92,26 @@ def make_stepper(
     *,
     threads: int | None = None,
     pieces: int = 1,
+    recompute: bool = False,
 ) -> Stepper:
     """A stepper that trains `weights` with the engine of this name; UserError if there is none.
 
     `optimizer` clips the gradients and updates the weights, or says how; None: no step is taken,
     and `sums` alone is used. threads: of a CPU, how many (None: one per core); pieces: in how many
-    parts a shard of the batch goes through memory.
-    Threads change no bit of a result, and engines that compute in float32 only its last.
+    parts a shard of the batch goes through memory; recompute: of a GPU, whether the backward pass
+    runs each block again, of which only the input is kept.
+    Threads and recompute change no bit of a result, and engines that compute in float32 only its
+    last.
     """
     name, lead = engine_name(engine), LEAD.get()
     if hasattr(weights, "adapters"):  # of chapter 19d
-        return _for_adapters(name, weights, optimizer, threads, pieces)
+        return _for_adapters(name, weights, optimizer, threads, pieces, recompute)
+    if lead and recompute:
+        raise UserError("several ranks keep what a step computes: leave out --recompute or --ranks")
     if lead:
         return lead(name, weights, optimizer, threads, pieces)
     if name in GPU_ENGINES:
-        return import_module(STEPPER).cuda_stepper(name, weights, optimizer, pieces)
+        return import_module(STEPPER).cuda_stepper(name, weights, optimizer, pieces, recompute)
     from nanoeuler.engines.cpu.stepper import CpuStepper
 
     return CpuStepper(engine_factory(name), weights, optimizer, threads, pieces)

@@ -51,14 +51,20 @@ class AttentionContext(NamedTuple):
 
 def layer(
     engine: Engine, config: ModelConfig, b: Block, x: Array, pending: Terms,
-    context: AttentionContext,
+    context: AttentionContext, again: bool = False,
 ) -> tuple[Array, Terms, tuple]:  # fmt: skip
-    """The two steps of a layer: where the second began, what is pending after it, their stages."""
+    """The two steps of a layer: where the second began, what is pending after it, their stages.
+
+    again: for the stages alone. The last addition, which nobody reads then, is left out.
+    """
+    last = len(INTEGRATORS[config.integrator].b) - 1
 
     def attend(n: Array, stage: int) -> tuple[Array, Any]:
         return engine.attend(config, b, n, context.start, context.caches[stage], context.first)
 
     def mlp(n: Array, stage: int) -> tuple[Array, Any]:
+        if again and stage == last:
+            return None, engine.mlp_again(config, b, n)
         return engine.mlp(config, b, n)
 
     x, pending, attended = step(engine, config, attend, (b.norm1, b.norm1_bias), x, pending)
@@ -71,7 +77,7 @@ class Saved(NamedTuple):
 
     tokens: Array           # (B, T)
     start: int              # the position of the first of them
-    layers: list            # a layer: attention's list of `Stage`, the MLP's list of `Stage`
+    layers: list            # a layer: attention's list of `Stage`, the MLP's; or its x, see below
     x: Array                # (B, T, C) the stream after the last layer
     stats: Array            # for the last norm's backward
     first: Array | None     # (B, T) where the text of each position begins
@@ -100,7 +106,9 @@ def stream(
         b, mine = w.blocks[i // config.repeat], caches[i] if caches else none
         own = config.in_layer(i)  # the window of this layer
         x, pending, stages = layer(engine, own, b, x, pending, AttentionContext(start, mine, first))
-        layers.append(stages)
+        if not engine.forward_only:
+            layers.append(stages[0][0].x if engine.recompute else stages)
+        del stages  # whatever isn't kept of them
     x, n, stats = engine.move_norm(config, x, pending, w["norm"], w.get("norm_bias"))
     return n, Saved(tokens, start, layers, x, stats, first)
 
@@ -130,6 +138,15 @@ def layer_backward(
         step_backward(engine, config, partial(half, config, b, db), norm, dnorm, saved, dx)
 
 
+def layer_again(
+    engine: Engine, config: ModelConfig, b: Block, x: Array, first: Array | None
+) -> tuple:
+    """The stages of `layer`, run again from its x (B, T, C) at position 0; bit for bit."""
+    context = AttentionContext(0, [None] * len(INTEGRATORS[config.integrator].b), first)
+    with engine.running_again():
+        return layer(engine, config, b, x, [], context, again=True)[2]
+
+
 def backward(
     engine: Engine, config: ModelConfig, w: Weights, saved: Saved, dn: Array, dw: Weights
 ) -> None:
@@ -146,9 +163,11 @@ def backward(
     for i in reversed(range(config.n_layers)):
         block = i // config.repeat
         with engine.scratch():  # dx outlives the layer; nothing else in it does
-            stages = saved.layers.pop()
-            own = config.in_layer(i)
-            layer_backward(engine, own, w.blocks[block], dw.blocks[block], stages, dx)
+            stages, b, own = saved.layers.pop(), w.blocks[block], config.in_layer(i)
+            if engine.recompute:
+                stages = layer_again(engine, own, b, stages, saved.first)
+            layer_backward(engine, own, b, dw.blocks[block], stages, dx)
+            del stages  # before those of the next layer are made
         if i % config.repeat == 0:
             engine.ready(block)
     engine.enter_backward(config, dw, saved.tokens, dx, saved.first)

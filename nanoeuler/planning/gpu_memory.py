@@ -7,6 +7,7 @@
 Leaves out the driver's own memory, and how long a step takes: a run times its first steps.
 """
 
+import math
 from functools import cache, partial
 
 from nanoeuler.engines.gpu.host.device import Device, check
@@ -14,7 +15,7 @@ from nanoeuler.engines.gpu.lang.card import PRETENDED, in_words
 from nanoeuler.engines.gpu.lang.kernel import cover
 from nanoeuler.engines.gpu.step import backends, stepper
 from nanoeuler.engines.gpu.step.lora import record_lora_step
-from nanoeuler.engines.gpu.step.precision import PRECISIONS
+from nanoeuler.engines.gpu.step.precision import PRECISIONS, Precision
 from nanoeuler.engines.gpu.step.recording import Machine, record_step
 from nanoeuler.errors import UserError
 from nanoeuler.model.config import ModelConfig, count_parameters
@@ -31,60 +32,70 @@ SPARE = 200e6
 
 
 def step_bytes(
-    config: ModelConfig, batch_size: int, accumulate: int, engine: str, lora: Lora | None = None
-) -> int:
+    config: ModelConfig, batch_size: int, accumulate: int, engine: str, lora: Lora | None = None,
+    recompute: bool = False,
+) -> int:  # fmt: skip
     """The bytes that a step takes on this machine's GPU, by an engine of `registry.GPU_ENGINES`.
 
-    lora: a settled `Lora`, if only adapters are trained. UserError if the engine does not support
-    the model.
+    lora: a settled `Lora`, if only adapters are trained. recompute: whether the backward pass runs
+    each block again. UserError if the engine does not support the model.
     """
     card = stepper.gpu().card
     machine = Machine(*card[:2], backends.multiplier(), card.l2)
-    return program_bytes(config, batch_size, accumulate, engine, lora, machine)
+    precision = PRECISIONS[engine]._replace(recompute=recompute)
+    return program_bytes(config, batch_size, accumulate, precision, lora, machine)
 
 
 @cache
 def program_bytes(
-    config: ModelConfig, batch_size: int, accumulate: int, engine: str, lora: Lora | None,
+    config: ModelConfig, batch_size: int, accumulate: int, precision: Precision, lora: Lora | None,
     machine: Machine,
 ) -> int:  # fmt: skip
     """The same on any card. A run asks twice: whether a step fits, and when it says its plan."""
     record = partial(record_lora_step, lora) if lora else record_step
-    shape, rules = (batch_size, config.context), (RULES, accumulate)
-    program = record(config, *shape, machine, PRECISIONS[engine], *rules).program
+    program = record(config, batch_size, config.context, machine, precision, RULES,
+                     accumulate).program  # fmt: skip
     return sum(program.sizes.values())
 
 
 def in_parts(
-    config: ModelConfig, batch_size: int, parts: int, engine: str, lora: Lora | None = None
-) -> int:
+    config: ModelConfig, batch_size: int, parts: int, engine: str, lora: Lora | None = None,
+    recompute: bool = False,
+) -> int:  # fmt: skip
     """`step_bytes` of a batch in parts, without the tokens of the third and later ones.
 
     Those reuse the memory of the second, and recording very many parts would take long.
     """
     few = min(parts, 2)
-    return step_bytes(config, few * cover(batch_size, parts), few, engine, lora)
+    return step_bytes(config, few * cover(batch_size, parts), few, engine, lora, recompute)
 
 
-def parts_for(
-    config: ModelConfig, batch_size: int, accumulate: int, engine: str, lora: Lora | None = None
-) -> int:
+def fitting(
+    config: ModelConfig, batch_size: int, accumulate: int, engine: str, lora: Lora | None = None,
+    recompute: bool = False,
+) -> tuple[int, bool]:  # fmt: skip
     """In how many parts, at least `accumulate`, a batch fits into the GPU's free memory.
 
-    Doubles the parts until they fit, down to a sequence each; UserError if that doesn't fit.
+    And whether the backward pass runs each block again: if it's asked for (`recompute`), or if a
+    single sequence doesn't fit otherwise, since parts cost less time (chapter 13a). Doubles the
+    parts until they fit, down to a sequence each; UserError if that doesn't fit either way.
     """
     card = stepper.gpu()
     free, whole = check(card.driver.cuMemGetInfo())
-    parts = accumulate
-    while (size := in_parts(config, batch_size, parts, engine, lora)) > free - SPARE:
-        if parts >= batch_size:
-            raise UserError(
-                f"a step of {batch_size} x {config.context} tokens, one sequence at a time, takes "
-                f"{size / 1e9:.2f} GB of the GPU's memory, and {card.name} has {free / 1e9:.2f} of "
-                f"its {whole / 1e9:.2f} GB free: choose a smaller model or a shorter context"
-            )
-        parts = min(2 * parts, batch_size)
-    return parts
+    for again in [True] if recompute else [False, True]:
+        parts, size = accumulate, math.inf
+        while (size := in_parts(config, batch_size, parts, engine, lora, again)) > free - SPARE:
+            if parts >= batch_size:
+                break
+            parts = min(2 * parts, batch_size)
+        else:
+            return parts, again
+    raise UserError(
+        f"a step of {batch_size} x {config.context} tokens, one sequence at a time and with "
+        f"--recompute, takes {size / 1e9:.2f} GB of the GPU's memory, and {card.name} has "
+        f"{free / 1e9:.2f} of its {whole / 1e9:.2f} GB free: choose a smaller model or a shorter "
+        "context"
+    )
 
 
 def host_bytes(config: ModelConfig, lora: Lora | None = None) -> int:
@@ -102,15 +113,17 @@ def disguise(card: Device) -> str:
 
 
 def words(
-    config: ModelConfig, batch_size: int, accumulate: int, engine: str, lora: Lora | None = None
-) -> str:
+    config: ModelConfig, batch_size: int, accumulate: int, engine: str, lora: Lora | None = None,
+    recompute: bool = False,
+) -> str:  # fmt: skip
     """The memory that a run takes on the GPU and on this machine, for a line of its plan."""
-    size = step_bytes(config, batch_size, accumulate, engine, lora)
+    size = step_bytes(config, batch_size, accumulate, engine, lora, recompute)
     host = host_bytes(config, lora)
     card = stepper.gpu()
     rooms = f"{size / 1e9:.2f} GB of the {card.name}, {host / 1e9:.2f} of this machine"
     if accumulate > 1:
         rooms += f", each batch in {accumulate} parts"
+    rooms += ", blocks run again in the backward pass" * recompute
     return f"{rooms}; {backends.multiplier().words}{disguise(card)}"
 
 

@@ -76,7 +76,9 @@ def lora_host_bytes(config: ModelConfig, lora: Lora) -> int:
     return 2 * sizes["weights"] + kept
 
 
-def lora_on_cards(config: ModelConfig, lora: Lora, batch_size: int, engine: str) -> str:
+def lora_on_cards(
+    config: ModelConfig, lora: Lora, batch_size: int, engine: str, recompute: bool = False
+) -> str:
     """What learns, and a line for each GPU that we know: what a step takes of it, estimated.
 
     UserError for an engine that trains no adapters.
@@ -87,4 +89,4 @@ def lora_on_cards(config: ModelConfig, lora: Lora, batch_size: int, engine: str)
     expect_adapter_engine(engine)
     lora = lora.settled(config)
     record = partial(record_lora_step, lora)
-    return f"{learning(config, lora)}\n{on_cards(config, batch_size, engine, record)}"
+    return f"{learning(config, lora)}\n{on_cards(config, batch_size, engine, record, recompute)}"

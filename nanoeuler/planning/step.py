@@ -9,12 +9,12 @@ Left out: the driver's own memory, the host's time (which runs beside the device
 
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nanoeuler import measurements
 from nanoeuler.engines.gpu.gemm.float32 import PAIRS
 from nanoeuler.engines.gpu.lang.kernel import cover
-from nanoeuler.engines.gpu.step.precision import PRECISIONS
+from nanoeuler.engines.gpu.step.precision import PRECISIONS, Precision
 from nanoeuler.engines.gpu.step.program import Program, Step
 from nanoeuler.engines.gpu.step.recording import Machine, Recorded, Rules, record_step
 from nanoeuler.engines.registry import GPU_ENGINES
@@ -190,40 +190,70 @@ def parts_for(batch_size: int, size: Callable[[int], int], room: float) -> int |
     return None
 
 
+def run_again(record: Callable[..., Recorded]) -> Callable[..., Recorded]:
+    """The same that writes a list in which the backward pass runs each block again."""
+
+    def write(
+        config: ModelConfig, B: int, T: int, machine: Machine, precision: Precision, *rest: Any
+    ) -> Recorded:
+        return record(config, B, T, machine, precision._replace(recompute=True), *rest)
+
+    return write
+
+
+class _Way(NamedTuple):
+    record: Callable[..., Recorded]
+    size: Callable[[int], int]  # `bytes_in_parts`
+    how: str                    # in words
+
+    @classmethod
+    def of(
+        cls, config: ModelConfig, batch_size: int, engine: str, record: Callable[..., Recorded],
+        how: str = "",
+    ) -> "_Way":  # fmt: skip
+        return cls(record, bytes_in_parts(config, batch_size, engine, record), how)
+
+
 def _line(
-    key: str, config: ModelConfig, batch_size: int, engine: str, record: Callable[..., Recorded],
-    size: Callable[[int], int],
-) -> str:  # fmt: skip
-    """What a step takes on CARDS[key], in a line. size: `bytes_in_parts`."""
+    key: str, config: ModelConfig, batch_size: int, engine: str, ways: list[_Way]
+) -> str:
+    """What a step takes on CARDS[key], in a line, by the first of these ways that fits there."""
     card = CARDS[key]
     if not card.supported:
         return f"{key:12} {unsupported(card)}"
-    try:
-        made = predict_step(config, batch_size, engine, speeds_of(card), record)
-    except UserError as error:
-        return f"{key:12} {error}"
-    timed = measured(key, config, batch_size, engine) if record is record_step else None
+    found = []
+    for way in ways:
+        try:
+            made = predict_step(config, batch_size, engine, speeds_of(card), way.record)
+        except UserError as error:
+            return f"{key:12} {error}"
+        room = card.memory_bytes
+        parts = 1 if made.bytes <= room else parts_for(batch_size, way.size, room)
+        found.append((made, way, parts))
+        if parts:
+            break
+    made, way, parts = found[-1] if parts else found[0]
+    timed = measured(key, config, batch_size, engine) if way.record is record_step else None
     seconds, how = (timed, known(key)) if timed else (made.seconds, "estimated")
-    fits = "yes"
-    if made.bytes > card.memory_bytes:
-        parts = parts_for(batch_size, size, card.memory_bytes)
-        fits = f"in {parts}" if parts else "no"
+    fits = {None: "no", 1: "yes"}.get(parts, f"in {parts}")
     speed = batch_size * config.context / seconds
     return (f"{key:12} {made.launches:8,} {made.bytes / 1e9:10.3f} {fits:>5} "
-            f"{1e3 * seconds:10,.2f} {speed:11,.0f}  {how}")  # fmt: skip
+            f"{1e3 * seconds:10,.2f} {speed:11,.0f}  {how}{way.how}")  # fmt: skip
 
 
 def on_cards(
     config: ModelConfig, batch_size: int, engine: str,
-    record: Callable[..., Recorded] = record_step,
+    record: Callable[..., Recorded] = record_step, recompute: bool = False,
 ) -> str:  # fmt: skip
     """A line for each of CARDS: what a step by an engine of a GPU takes, and how that is known.
 
     Memory is that of a whole batch. Where it doesn't fit, the line says in how many parts it does.
+    If not even a sequence does, or with `recompute`, it's of a step that runs blocks again.
     """
     if reason := too_long(config, batch_size):
         return reason
     title = f"{engine:12} launches  memory GB  fits    step ms    tokens/s"
-    size = bytes_in_parts(config, batch_size, engine, record)
-    lines = (_line(key, config, batch_size, engine, record, size) for key in CARDS)
+    given = config, batch_size, engine
+    ways = [_Way.of(*given, record), _Way.of(*given, run_again(record), ", --recompute")]
+    lines = (_line(key, *given, ways[recompute:]) for key in CARDS)
     return "\n".join([title, *lines])

@@ -187,8 +187,10 @@ class _Fit:
         self.out, self.run, self.execution = out, run, execution
         self.batches, self.held_out = batches, held_out
         with making_room(run.config):
-            self.stepper = make_stepper(execution.engine, run.weights, run.optimizer,
-                                        threads=execution.threads, pieces=run.settings.accumulate)
+            self.stepper = make_stepper(
+                execution.engine, run.weights, run.optimizer, threads=execution.threads,
+                pieces=run.settings.accumulate, recompute=run.settings.recompute,
+            )  # fmt: skip
             self.best = Best(out, run, noise(held_out), batches.windows)
         self.saving, self.display = Saving(execution.save_every), Display(run.step)
         self.timer = StepTimer()

@@ -54,11 +54,16 @@ class Settings:
     clip: float = optim.CLIP_NORM
     optimizer: str = "adamw"  # a name of OPTIMIZERS
     momentum: float = MOMENTUM  # of Muon; the others have none
+    recompute: bool = False  # on a GPU: keep a block's input alone, and run it again to go back
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
             value = getattr(self, each.name)
-            if each.type is not str and (value is not None or each.default is not None):
+            if each.type is bool and type(value) is not bool:
+                raise UserError(f"training: expected {each.name} to be True or False, got "
+                                f"{quoted(repr(value))}")  # fmt: skip
+            number = each.type not in (str, bool)
+            if number and (value is not None or each.default is not None):
                 _check(each.name, value, float if each.type in (float, float | None) else int)
         if self.minutes > YEAR:
             raise UserError(f"training: expected minutes to be at most {YEAR:,}, which is a year, "
@@ -201,11 +206,12 @@ FACTS = ("model", "training", "data", "tokenizer")
 def identity(facts: dict) -> str:
     """16 hex digits that are the same for the same FACTS, whatever else the dict holds.
 
-    Without `minutes`, which decide nothing once the number of steps is known. An imported model
-    has no training.
+    Without `minutes`, which decide nothing once the number of steps is known, and `recompute`,
+    which changes no bit. An imported model has no training.
     """
     training = dict(facts["training"] or {})
-    training.pop("minutes", None)
+    for name in ("minutes", "recompute"):
+        training.pop(name, None)
     for name in ("optimizer", "momentum"):
         if training.get(name) == getattr(Settings, name):
             del training[name]  # older runs had no such setting

@@ -222,7 +222,7 @@ def begin(
     sides = (Batches(prepared.train, *shape, settings.seed),
              HeldOut.from_tokens(prepared.held_out, prepared.tokenizer, *shape))  # fmt: skip
     stepper = make_stepper(engine, run.weights, run.optimizer, threads=threads,
-                           pieces=settings.accumulate)  # fmt: skip
+                           pieces=settings.accumulate, recompute=settings.recompute)  # fmt: skip
     return run, stepper, sides
 
 

@@ -8,6 +8,7 @@ Parts, all if none is named:
     lora kernels   the kernels of that one
     muon      both of a step at full load with AdamW and with Muon
     muon kernels   the kernels of these two
+    recompute   both of a step with each block run again in the backward pass, and without
     cards     milliseconds of a step with the kernels that another card would get, spread over all
               multiprocessors of this one (NANOEULER_CAPABILITY), products by our own kernels
     curve     the loss over 500 steps from the same weights and batches
@@ -54,6 +55,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]  # as pytest and `nanoeuler 
 
 from bench.gpu import circumstances  # noqa: E402
 from step_inside import REPLAYS, kernels, replay, tell  # noqa: E402
+from step_sides import AGAIN as RECOMPUTED  # noqa: E402
 from step_sides import (  # noqa: E402
     OTHERS,
     OURS,
@@ -81,6 +83,7 @@ CURVES = [*CASES[:2], CASES[3]]
 LORA = [("llama-1b", 4, 2048, "bf16")]
 MUON = [("gpt2-124m", 64, 1024, "bf16")]
 CARDS = [*CASES[:2], CASES[3]]
+RECOMPUTE = [*CASES[:3], CASES[-1]]
 OTHER_CARD = "8.9"  # whose kernels the part "cards" takes: an RTX 40, an L4
 RANK = 16  # of adapters; alpha is twice that
 CORRECT = [
@@ -90,12 +93,13 @@ CORRECT = [
 PEERS = "torch compile", "torch eager", "torch compile, padded"  # padded: words in sixty-fours
 AGAIN = "torch compile, again"  # the same once more: how far two curves of one program come apart
 PARTS = (
-    "correct", "time", "memory", "lora", "lora kernels", "muon", "muon kernels", "cards", "curve",
-    "kernels", "replay", "products",
+    "correct", "time", "memory", "lora", "lora kernels", "muon", "muon kernels", "recompute",
+    "cards", "curve", "kernels", "replay", "products",
 )  # fmt: skip
 # What the rows of a part are called.
 STEPS_OF = {
-    "time": "training step", "lora": "LoRA step", "muon": "training step", "cards": "training step"
+    "time": "training step", "lora": "LoRA step", "muon": "training step",
+    "recompute": "training step", "cards": "training step"
 }  # fmt: skip
 WARM, WINDOWS, STEPS = 8, 4, 25  # steps before, and windows of so many steps, each timed as one
 PEAK_RATE, CURVE_STEPS, LAST = 6e-4, 500, 20  # GPT-3's rate for 125M; LAST: steps of a mean
@@ -142,7 +146,7 @@ def sides(parts):
     for part in parts:
         cases = {"correct": CORRECT, "curve": CURVES, "products": [], "replay": []}
         cases |= {"lora": LORA, "lora kernels": LORA, "muon": MUON, "muon kernels": MUON}
-        cases["cards"] = CARDS
+        cases |= {"cards": CARDS, "recompute": RECOMPUTE}
         cases = cases.get(part, CASES)
         if part == "memory" and "time" in parts:
             continue  # which says it as well
@@ -150,7 +154,7 @@ def sides(parts):
             names = {"correct": ("exact", "torch eager"), "curve": (PEERS[0], AGAIN),
                      "kernels": PEERS[:1], "cards": PEERS[:1],
                      "lora": PEERS[:1], "lora kernels": (),
-                     "muon": (), "muon kernels": ()}  # fmt: skip
+                     "muon": (), "muon kernels": (), "recompute": ()}  # fmt: skip
             names = names.get(part, PEERS)
             if case[0] != "gpt2-124m":
                 names = [name for name in names if "padded" not in name]
@@ -158,7 +162,8 @@ def sides(parts):
                 (exact if name == "exact" else torch).append(spell(part, case, name))
             others = {"bf16": [*OTHERS], "float32": ["cuda, own products", *STRETCHES]}
             few = {"curve": [], "lora": ["cuda, own products"], "lora kernels": [],
-                   "muon": [WITH_MUON], "muon kernels": [WITH_MUON], "cards": []}  # fmt: skip
+                   "muon": [WITH_MUON], "muon kernels": [WITH_MUON], "cards": [],
+                   "recompute": [RECOMPUTED]}  # fmt: skip
             others = few.get(part, others.get(case[-1], ["cuda, own products"]))
             ours += [spell(part, case, who) for who in (OURS, *others)]
     if "replay" in parts:
@@ -297,7 +302,7 @@ def step_rows(step, case, engine, seen, peer=None, other=None):
 def pair_rows(part, case, ours, peer, theirs):
     """What can be said of ours beside a peer's outcome, as `step_rows`."""
     if part in ("memory", *STEPS_OF):
-        who = WITH_MUON if part == "muon" else OURS
+        who = {"muon": WITH_MUON, "recompute": RECOMPUTED}.get(part, OURS)
         for what, *rest in step_rows(STEPS_OF.get(part, ""), case, who, ours, peer, theirs):
             if part in STEPS_OF or "memory" in what:
                 yield what, *rest
@@ -363,7 +368,7 @@ class Journal:
         tell(seen.get("table", {}))
         new = list(own_rows(job, seen))
         known_pairs = *((OURS, peer) for peer in (*PEERS, AGAIN)), (PEERS[0], AGAIN)
-        for mine, peer in *known_pairs, (WITH_MUON, OURS):
+        for mine, peer in *known_pairs, (WITH_MUON, OURS), (RECOMPUTED, OURS):
             pair = [self.outcomes.get(f"{part}: {case}: {name}", {}) for name in (mine, peer)]
             known = all(outcome and "failed" not in outcome for outcome in pair)
             if known and who in (mine, peer):

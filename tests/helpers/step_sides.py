@@ -37,6 +37,7 @@ OTHERS = {  # ours with one thing changed, for comparison: numbers of Precision,
     "cuda, n made again": ({"kept": 0}, ""),
     "cuda, launch by launch": ({}, ""),
 }
+AGAIN = "cuda, recompute"  # ours with each block run again in the backward pass
 MOST_DRAWN, MANY = 500_000_000, 10_000_019  # parameters that are drawn one by one; a prime
 STRETCH = float32.DEEP[3]
 STRETCHES = {  # of k in float32's products of three pieces: the value of `float32.DEEP` then
@@ -94,7 +95,7 @@ def ways_of(precision, who):
     from nanoeuler.engines.gpu.step.matmul import Multiplier
     from nanoeuler.engines.gpu.step.precision import PRECISIONS
 
-    changed, products = OTHERS.get(who, ({}, ""))
+    changed, products = (OTHERS | {AGAIN: ({"recompute": True}, "")}).get(who, ({}, ""))
     numbers = PRECISIONS[ENGINES[precision]]._replace(**changed)
     return numbers, Multiplier if products == "ours" else multiplier()
 

@@ -13,8 +13,8 @@ B batch, T positions, C channels, H query heads, G key/value heads, D head width
 K predicted tokens, F MLP width.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -137,7 +137,7 @@ class CudaEngine(Engine):
         multiplier: type[Multiplier] = Multiplier, l2: int = L2, precision: Precision = BF16,
     ) -> None:  # fmt: skip
         self.recording, self.precision = recording, precision
-        self.bf16 = precision.kind == "bf16"
+        self.bf16, self.recompute = precision.kind == "bf16", precision.recompute
         self.capability, self.multiprocessors = tuple(capability), multiprocessors
         self.l2 = l2
         self.multiply = multiplier(recording, capability, multiprocessors, precision.pieces)
@@ -145,6 +145,7 @@ class CudaEngine(Engine):
         self.stored: set[int] = set()
         self.fresh: set[int] = set()
         self.lendable: dict[int, list[tuple[str, int, int]]] = {}
+        self.lent: dict[int, list[tuple[str, int, int]]] = {}  # the same of those that do
         self.pending: norms_back.NormBackward | None = None
         # By where they belong: sums over rows that are not added yet, and their lines of a table.
         self.deferred: dict[tuple[str, int], tuple[Array, list]] = {}
@@ -567,18 +568,27 @@ class CudaEngine(Engine):
         return self.norm_backward(config.norm, (dn, x, stats, gain), dgain, dbias, dx)
 
     def saved_norm(self, config: ModelConfig, n: Array) -> Array | None:
-        """n, where those of all sublayers may be kept (`wide`, `Precision.kept`); else None."""
+        """n, where those of all sublayers may be kept (`wide`, `Precision.kept`); else None.
+
+        Where layers are run again only one of them has its arrays at a time, and those may stay.
+        """
         sublayers = 2 * config.n_layers * len(INTEGRATORS[config.integrator].b)
         may = config.dim < self.wide and sublayers * n.nbytes <= self.precision.kept
-        return n if may else None
+        return n if may or self.recompute else None
 
     def lend_gradients(self, b: Block) -> None:
-        """From now on, have arrays lie where the gradients of the blocks before b will."""
+        """From now on, have arrays lie where the gradients of the blocks before b will.
+
+        And no more where b's own will: if b is run again, they are made next.
+        """
         if self.lendable:
             here = int(self.name_of(b.wqkv).split(".")[1])
             for i in [i for i in self.lendable if i < here]:
-                for span in self.lendable.pop(i):
+                self.lent[i] = self.lendable.pop(i)
+                for span in self.lent[i]:
                     self.recording.lend(*span)
+            for _, start, _ in self.lent.pop(here, []):
+                self.recording.reclaim(start)
         self.recording.lending = True
 
     def fused_rope(self, config: ModelConfig, T: int, start: int = 0) -> Turning | None:
@@ -678,16 +688,35 @@ class CudaEngine(Engine):
         self.record("norm of heads, backward", rotary.head_norm_backward_launch(*given))
 
     def mlp(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Any]:
-        self.lend_gradients(b)
-        gated = config.mlp == "swiglu"
-        if self.multiply.fused and not gated:
-            u, h = self.linear_gelu(config.mlp, n, b.w_up, b.w_up_bias)
-        elif self.multiply.fused and b.w_up_bias is None and config.hidden % GATES == 0:
-            u, h = self.linear_swiglu(n, b.w_up)
-        else:
-            u = self.linear(n, b.w_up, b.w_up_bias)
-            h = self.swiglu(u) if gated else self.gelu(u, config.mlp)
+        u, h = self.hidden(config, b, n)
+        h = h or self.activation(config, u)
         return self.linear(h, b.w_down, b.w_down_bias), (self.saved_norm(config, n), u)
+
+    def mlp_again(self, config: ModelConfig, b: Block, n: Array) -> Any:
+        return self.saved_norm(config, n), self.hidden(config, b, n)[0]
+
+    @contextmanager
+    def running_again(self) -> Iterator[None]:
+        """A layer's forward inside the backward pass, whose pending work waits for what comes next.
+
+        After it gradients lend nothing: arrays of the backward pass may outlive their layer.
+        """
+        waiting, self.pending = self.pending, None
+        yield
+        self.pending, self.recording.lending = waiting, False
+
+    def hidden(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Array | None]:
+        """The MLP's u for n (B, T, C); its h, where the product that makes u makes that as well."""
+        self.lend_gradients(b)
+        if self.multiply.fused and config.mlp != "swiglu":
+            return self.linear_gelu(config.mlp, n, b.w_up, b.w_up_bias)
+        if self.multiply.fused and b.w_up_bias is None and config.hidden % GATES == 0:
+            return self.linear_swiglu(n, b.w_up)
+        return self.linear(n, b.w_up, b.w_up_bias), None
+
+    def activation(self, config: ModelConfig, u: Array) -> Array:
+        """h of u by a kernel of rows."""
+        return self.swiglu(u) if config.mlp == "swiglu" else self.gelu(u, config.mlp)
 
     def linear_swiglu(self, n: Array, w: Array) -> tuple[Array, Array]:
         """u = n w, gate and up, and silu(gate) up, by one product."""

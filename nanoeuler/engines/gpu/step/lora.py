@@ -33,7 +33,7 @@ from nanoeuler.engines.gpu.rows import adamw
 from nanoeuler.engines.gpu.rows.lora_merge import Place, merge_launch, merge_tiles
 from nanoeuler.engines.gpu.step.engine import CudaEngine, PackedRows, rows_of
 from nanoeuler.engines.gpu.step.matmul import Epilogue
-from nanoeuler.engines.gpu.step.precision import COPIES, WEIGHTS, Precision
+from nanoeuler.engines.gpu.step.precision import BF16, COPIES, WEIGHTS, Precision
 from nanoeuler.engines.gpu.step.program import Array
 from nanoeuler.engines.gpu.step.recording import (
     GRADIENTS,
@@ -412,8 +412,9 @@ def record_lora_step(
 
 
 def lora_stepper(
-    weights: AdaptedWeights, optimizer: Optimizer | None, pieces: int = 1
+    weights: AdaptedWeights, optimizer: Optimizer | None, pieces: int = 1, recompute: bool = False
 ) -> LoraStepper:
-    """A stepper on the GPU for weights with adapters."""
-    multiplier = import_module(CHOICE).multiplier()
-    return LoraStepper(weights, optimizer, gpu(), pieces=pieces, multiplier=multiplier)
+    """A stepper on the GPU for weights with adapters; recompute: as in `Precision`."""
+    multiplier, precision = import_module(CHOICE).multiplier(), BF16._replace(recompute=recompute)
+    return LoraStepper(weights, optimizer, gpu(), precision=precision, pieces=pieces,
+                       multiplier=multiplier)  # fmt: skip

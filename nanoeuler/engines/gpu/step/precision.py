@@ -21,6 +21,7 @@ class Precision(NamedTuple):
     product that makes heads ends in RoPE, which rounds once, if the card can; else a kernel of its
     own.
     kept: bytes that the inputs n of all sublayers may take and be kept; else each is made again.
+    recompute: whether only each block's input is kept, and the backward pass runs it again.
     """
 
     kind: str = "bf16"
@@ -29,6 +30,7 @@ class Precision(NamedTuple):
     pieces: int = 1
     fused_rope: bool = True
     kept: int = 2 << 30  # enough for 64 sequences of euler-116m, and a 65th of an H200's memory
+    recompute: bool = False
 
 
 BF16 = Precision(stream="bf16", gradient="bf16")  # what a GPU is fastest with

@@ -204,6 +204,7 @@ class ProgramBuilder:
     def build_sums(self, B: int, T: int, packed: bool = False) -> Recorded:
         """The program of `transformer.loss_sums`; packed: of rows that may hold several texts."""
         self.engine.sums = self.loss_sums(1)[0, : self.config.n_predict]
+        self.engine.forward_only = True
         first = self.packed_rows(0, B, T, False) if packed else None
         loss_sums(self.engine, self.config, self.weights, *self.batch(0, B, T), first)
         return Recorded(self.recording.end(), self.inputs, self.results)

@@ -37,6 +37,7 @@ class ScoreBuilder(ProgramBuilder):
         tokens = self.input("tokens 0", (B, T), np.int32)
         targets = self.input("targets 0", (B, T, 1), np.int32)
         self.engine.begin()
+        self.engine.forward_only = True
         n, saved = stream(self.engine, self.config, self.weights, tokens)
         del saved
         self.ends(rows_of(n), rows_of(targets))

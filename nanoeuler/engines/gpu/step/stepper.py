@@ -35,6 +35,7 @@ from nanoeuler.engines.gpu.step.precision import (
 from nanoeuler.engines.gpu.step.program import ARENA, CONSTANTS, Array, bind, constants
 from nanoeuler.engines.gpu.step.recording import MOMENTS, Machine, ProgramBuilder, Recorded, Rules
 from nanoeuler.engines.interface import Optimizer, Stepper, Taken
+from nanoeuler.engines.sharding import slices
 from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.transformer import head_weights, loss_scale
@@ -183,8 +184,21 @@ class CudaStepper(Stepper):
     ) -> np.ndarray:
         """The float64 sums (K,) of -log p in nats over the targets (B, T, K) of tokens (B, T).
 
-        first (B, T): where texts begin in packed rows. A batch with fewer sequences than one before
-        is filled up with targets that do not count, so that no new program is recorded.
+        first (B, T): where texts begin in packed rows. In as many parts as a step's batch.
+        """
+        total = np.zeros(self.weights.config.n_predict)
+        for part in slices(range(len(tokens)), self.pieces):
+            begins = None if first is None else first[part]
+            total += self.sums_at_once(tokens[part], targets[part], begins)
+        return total
+
+    def sums_at_once(
+        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None
+    ) -> np.ndarray:
+        """`sums` of a part of a batch.
+
+        A part with fewer sequences than one before is filled up with targets that do not count, so
+        that no new program is recorded.
         """
         (B, T), K, packed = tokens.shape, self.weights.config.n_predict, first is not None
         rest = "sums", T, packed
@@ -250,13 +264,14 @@ def gpu() -> Device:
 
 
 def cuda_stepper(
-    engine: str, weights: Weights, optimizer: Optimizer | None, pieces: int = 1
-) -> CudaStepper:
-    """A stepper on the GPU, for one of `registry.GPU_ENGINES`."""
+    engine: str, weights: Weights, optimizer: Optimizer | None, pieces: int = 1,
+    recompute: bool = False,
+) -> CudaStepper:  # fmt: skip
+    """A stepper on the GPU, for one of `registry.GPU_ENGINES`; recompute: as in `Precision`."""
     multiplier = import_module(CHOICE).multiplier()
     of_muon = type(optimizer).__name__ == "Muon"
     kind = import_module(MUON).MuonStepper if of_muon else CudaStepper
     return kind(
-        weights, optimizer, gpu(), precision=PRECISIONS[engine], pieces=pieces,
-        multiplier=multiplier,
+        weights, optimizer, gpu(), pieces=pieces, multiplier=multiplier,
+        precision=PRECISIONS[engine]._replace(recompute=recompute),
     )  # fmt: skip

@@ -32,6 +32,8 @@ from nanoeuler.cli import tokenizer as cli_tokenizer
 from nanoeuler.data import docstrings
 from nanoeuler.data.validation import HeldOut
 from nanoeuler.engines.cpu import llvm
+from nanoeuler.engines.cpu.decode import CpuReader
+from nanoeuler.inference import backends
 from nanoeuler.model.config import PRESETS
 from nanoeuler.planning import doctor
 from nanoeuler.tokenizer.tokenizer import Tokenizer
@@ -235,8 +237,27 @@ def test_readers_and_guesses_write_the_same_greedy_text(nanoeuler):
     line = "generate river --from base --tokens 60 --temperature 0 "
     texts = {nanoeuler(line + more)[1] for more in ("", "--engine cpu", "--engine fused")}
     assert len(texts) == 1
-    assert nanoeuler(line + "--quantize int8")[0] == 0
     assert nanoeuler(line + "--min-p 0.1 --repetition-penalty 1.2 --seed 1")[0] == 0
+
+
+def test_matrices_in_less_memory_are_asked_for(nanoeuler, monkeypatch):
+    """By a reader in float32, for which a pass is compiled already."""
+    asked = []
+
+    def reader(config, weights, texts, threads, quantize):
+        asked.append(quantize)
+        return CpuReader(config, weights, texts, threads)
+
+    monkeypatch.setattr(backends, "CpuReader", reader)
+    line = "generate river --from base --tokens 60 --temperature 0 "
+    plain = nanoeuler(line + "--engine cpu")
+    assert plain[0] == 0 and nanoeuler(line + "--quantize int8") == plain
+    assert asked == ["none", "int8"]
+
+
+@pytest.mark.long  # half a minute to compile the pass; tests/test_reader.py has its products
+def test_a_text_in_int8(nanoeuler):
+    assert nanoeuler("generate river --from base --tokens 60 --quantize int8")[0] == 0
 
 
 def test_an_engine_of_each_name(nanoeuler, tmp_path):

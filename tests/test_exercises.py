@@ -22,8 +22,8 @@ LEAST = 10  # wrong answers to each exercise
 RIGHT, WRONG = range(5), range(3)  # seeds for which a solution is taken, a wrong answer refused
 
 
-# Of the wrong answers one in two is tried before the long tests, which try each for two seeds. Of
-# those that take tenths of a second, most of them kernels that the emulator plays, one in three.
+# Of the wrong answers one in three is tried before the long tests, which try each for two seeds. Of
+# those that take tenths of a second, most of them kernels that the emulator plays, one in five.
 SLOW = {"backwards", "without", "squared_relu", "swizzled", "sums", "step", "bytes", "clocks",
         "after_power_cut"}  # fmt: skip
 
@@ -122,7 +122,7 @@ def accepted(file, name, seeds, every=1):
 @some(WRONG, 1)
 @pytest.mark.parametrize("file, name", EXERCISES)
 def test_wrong_answers_are_refused(file, name, seeds):
-    few = 3 if name in SLOW else 2
+    few = 5 if name in SLOW else 3
     wrong = list(accepted(file, name, seeds, few if len(seeds) == 1 else 1))
     assert not wrong, f"the check of {name} takes (what is wrong, seed): {wrong}"
 

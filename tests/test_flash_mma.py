@@ -220,7 +220,7 @@ WITH_TEXTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("module, function, old, new", thinned(WITH_TEXTS, 5))
+@pytest.mark.parametrize("module, function, old, new", thinned(WITH_TEXTS, 10))
 def test_mistakes_with_texts_are_seen(module, function, old, new, monkeypatch):
     use(load(Mutant(f"engines.gpu.{module}", function, "texts", old, new)), monkeypatch)
     a = in_texts(inputs(1, 1, 1, 260, 32), [[100, 120, 40]])
@@ -305,7 +305,7 @@ def test_all_mistakes_have_their_place():
         source(Mutant(f"engines.gpu.{module}", function, "texts", old, new))
 
 
-@pytest.mark.parametrize("what, module, function, old, new", thinned(MISTAKES, 5))
+@pytest.mark.parametrize("what, module, function, old, new", thinned(MISTAKES, 10))
 def test_mistakes_are_seen(what, module, function, old, new, monkeypatch, before):
     wrong = load(Mutant(module, function, what, old, new))
     use(wrong, monkeypatch)

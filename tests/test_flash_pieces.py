@@ -324,7 +324,7 @@ def test_all_mistakes_have_their_place():
         source(Mutant(OPERANDS, function, "a pair is missing", old, new))
 
 
-@pytest.mark.parametrize("what, module, function, old, new", thinned(MISTAKES))
+@pytest.mark.parametrize("what, module, function, old, new", thinned(MISTAKES, 8))
 def test_mistakes_are_seen(what, module, function, old, new, monkeypatch, before):
     put_wrong(Mutant(module, function, what, old, new), monkeypatch)
     if "delta" in what or "lines" in what:
@@ -335,7 +335,7 @@ def test_mistakes_are_seen(what, module, function, old, new, monkeypatch, before
         assert fails([forward(a, 2)], a, ("o", "lse"))
 
 
-@pytest.mark.parametrize("function, pieces, old, new", thinned(PAIRS))
+@pytest.mark.parametrize("function, pieces, old, new", thinned(PAIRS, 8))
 def test_a_missing_pair_is_seen(function, pieces, old, new, monkeypatch):
     put_wrong(Mutant(OPERANDS, function, "a pair is missing", old, new), monkeypatch)
     assert not pairs_seen(pieces) < 1

@@ -328,7 +328,7 @@ BACKWARD = [
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # sums that overflow
-@pytest.mark.parametrize("what, function, old, new", thinned(FORWARD, 6))
+@pytest.mark.parametrize("what, function, old, new", thinned(FORWARD, 10))
 def test_mistakes_in_the_forward_are_seen(what, function, old, new, monkeypatch):
     wrong = load(Mutant("engines.gpu.attention.wgmma_forward", function, what, old, new))
     monkeypatch.setattr(wgmma_forward, "narrow_kernel", wrong.narrow_kernel)
@@ -457,7 +457,7 @@ def test_all_mistakes_have_their_place():
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
-@pytest.mark.parametrize("module, function, old, new", thinned(TEXT_FAULTS))
+@pytest.mark.parametrize("module, function, old, new", thinned(TEXT_FAULTS, 6))
 def test_mistakes_with_texts_are_seen(module, function, old, new, monkeypatch):
     wrong = load(Mutant(f"engines.gpu.{module}", function, "texts", old, new))
     if module == "attention.wgmma_parts":

@@ -224,7 +224,7 @@ def test_all_faults_have_their_place():
         source(Mutant(f"engines.gpu.{module}", function, what, old, new))
 
 
-@pytest.mark.parametrize("name", thinned(FAULTS))
+@pytest.mark.parametrize("name", thinned(FAULTS, 8))
 def test_a_fault_is_found(name):
     function, old, new, module = FAULTS[name]
     with mock.patch.object(mma_kernel_module, function, wrong(function, old, new, module)):

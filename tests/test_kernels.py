@@ -342,7 +342,7 @@ def test_all_mutants_have_their_place():
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # what a wrong kernel does with garbage
-@pytest.mark.parametrize("function, what, old, new, kind", thinned(MUTANTS))
+@pytest.mark.parametrize("function, what, old, new, kind", thinned(MUTANTS, 8))
 def test_mutants_are_seen(function, what, old, new, kind):
     module = load(mutant(function, what, old, new))
     if kind:

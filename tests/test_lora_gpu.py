@@ -23,7 +23,7 @@ from test_lora import SMALL, drawn
 from tiers import kept, thinned
 
 from nanoeuler.cli.main import main
-from nanoeuler.emulator import Device, rehearsal, run
+from nanoeuler.emulator import Device, run
 from nanoeuler.emulator.dtypes import from_bf16, to_bf16
 from nanoeuler.engines import registry
 from nanoeuler.engines.gpu.gemm import low_rank
@@ -170,7 +170,7 @@ MERGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", thinned(MERGES))
+@pytest.mark.parametrize("what", thinned(MERGES, 9))
 def test_a_mistake_in_the_merge_is_seen(what):
     function, old, new = MERGES[what]
     wrong = mutated(Mutant(MERGE, function, what, old, new))
@@ -284,7 +284,7 @@ def step_on_paper(case, B=2, T=4, machine=HOPPER, first=None, builder=LoraBuilde
     for group in packing.groups(memories[GRADIENTS]).values():
         for part in (group.A, *group.B):
             part[...] = np.nan
-    list(rehearsal.rehearse(recorded.program, memories))
+    helpers.play(recorded.program, memories)
     made = Adapters(config, lora)
     packing.unpack(memories[GRADIENTS], made)
     exact, sums = exactly(both, tokens, targets, scale, first)
@@ -370,7 +370,7 @@ def test_all_faults_have_their_place():
         source(Mutant(where, function, what, old, new))
 
 
-@pytest.mark.parametrize("what", thinned(FAULTS, 4))
+@pytest.mark.parametrize("what", thinned(FAULTS, 9))
 def test_faults_of_a_step_are_seen(what, monkeypatch):
     helpers.by_numpy(monkeypatch)
     function, old, new = FAULTS[what]
@@ -389,7 +389,7 @@ WITH_NORMS = {  # of heads: where, function of the engine there, old, new
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", WITH_NORMS)
+@pytest.mark.parametrize("what", thinned(WITH_NORMS))
 def test_mistakes_with_norms_of_heads_are_seen(what, monkeypatch):
     helpers.by_numpy(monkeypatch)
     where, function, old, new = WITH_NORMS[what]

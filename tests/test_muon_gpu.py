@@ -152,7 +152,7 @@ def planted(what):
     return Mutant("engines.gpu.gemm.wgmma_batch", function, what, old, new)
 
 
-@pytest.mark.parametrize("what", thinned(WRONG, 5))
+@pytest.mark.parametrize("what", thinned(WRONG, 10))
 def test_planted_mistakes_in_products_are_seen(what):
     module = load(planted(what))
     seen = False
@@ -371,7 +371,7 @@ def wrong_rows(module):
         return True
 
 
-@pytest.mark.parametrize("what", thinned(WRONG_ROWS, 5))
+@pytest.mark.parametrize("what", thinned(WRONG_ROWS, 10))
 def test_planted_mistakes_in_rows_are_seen(what):
     assert wrong_rows(load(planted_row(what)))
 

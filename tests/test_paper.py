@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from mutants import Mutant, load
+from mutants import Mutant, load, source
+from tiers import thinned
 from tiled_product import make_product
 
 from nanoeuler.emulator import Fault, run
@@ -1000,7 +1001,14 @@ FLAWS_7C = {  # what: (function, text in it, what it becomes, kinds of fault)
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("flaw", FLAWS_7C)
+def test_all_flaws_of_chapter_7c_have_their_place():
+    for flaw, (place, old, new, _) in FLAWS_7C.items():
+        module, function = place.rsplit(".", 1)
+        source(Mutant(f"engines.gpu.{module}", function, flaw, old, new))
+
+
+# Those of the ring, which take hundredths of a second, are of the same kinds, and all are tried.
+@pytest.mark.parametrize("flaw", thinned(FLAWS_7C, 4))
 def test_a_flaw_in_the_product_of_chapter_7c_is_found(flaw, monkeypatch):
     place, old, new, kinds = FLAWS_7C[flaw]
     module, function = place.rsplit(".", 1)

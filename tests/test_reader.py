@@ -1,5 +1,6 @@
 """Reading tokens with a cache, on every engine: whatever is asked, the logits are the model's."""
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from crossings import choices
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reader_products import products
 from test_generate import ARCHITECTURES, SHAPES, model
 from tiers import kept, paired
 
@@ -30,6 +32,8 @@ from nanoeuler.model.transformer import forward
 from nanoeuler.model.weights import Weights, initialise
 
 reference = ReferenceEngine()
+RAGGED = ModelConfig(vocab_size=300, dim=40, n_layers=2, n_heads=4, n_kv_heads=2, hidden=70,
+                     context=16, n_predict=2)  # fmt: skip
 
 
 def both(**switches):
@@ -98,7 +102,8 @@ def test_texts_of_unequal_length_grow_together(data):
                     assert np.abs(logits[i, 0, 0] - wanted).max() <= bound, name
 
 
-@pytest.mark.parametrize("quantize", kept(decode.QUANTIZE, "none", "int8"))  # int4: test_four_bits
+# Of the other forms short tests have the products: below, and in test_four_bits.
+@pytest.mark.parametrize("quantize", kept(decode.QUANTIZE, "none"))
 @pytest.mark.parametrize("switches", [{}, ARCHITECTURES[-1], {"dim": 128, "hidden": 300}], ids=str)
 def test_no_bit_depends_on_threads_nor_on_who_is_read_beside(switches, quantize):
     config, weights = model(dtype=np.float32, **switches)
@@ -194,15 +199,36 @@ def test_gate_and_up_lie_side_by_side(F):
         assert (wide[:, at] == both[:, j]).all() and (wide[:, at + half] == both[:, F + j]).all()
 
 
-def test_int8_takes_a_quarter_and_stays_near():
-    config = ModelConfig(vocab_size=300, dim=64, n_layers=2, n_heads=4, n_kv_heads=2, hidden=128,
-                         context=16, n_predict=1)  # fmt: skip
-    weights = initialise(config, seed=0)
+def test_int8_takes_a_quarter():
+    weights = initialise(RAGGED, seed=0)
     matrices = [Held(weights["output"]), Held(weights.blocks[0].w_down)]
     sizes = [Panels(matrices, form).buffer.size for form in (Float32, Int8)]
     assert sizes[0] == 4 * sizes[1]
-    logits = [CpuReader(config, weights, threads=1, quantize=each).read([[1, 2, 3]], [0])[0, 0, 0]
-              for each in ("none", "int8")]  # fmt: skip
+
+
+@pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
+def test_the_matrices_of_a_model_in_int8_are_multiplied_as_what_they_stand_for(mlp):
+    """In the room of their reader, with its scales; those of the blocks, then the outputs."""
+    config = replace(RAGGED, mlp=mlp)
+    weights = initialise(config, seed=0)
+    blocks, outputs = decode._matrices(config, weights)
+    reader = CpuReader(config, weights, threads=1, quantize="int8")
+    for matrix, (x, _, out) in zip([*blocks, *outputs], products(reader), strict=True):
+        (depth, columns), w = matrix.shape, matrix.columns(0, matrix.shape[1])
+        assert x.shape[1] == depth and not out[:, columns:].any()
+        steps = np.abs(w).max(axis=0) / 127
+        steps[steps == 0] = 1  # padding
+        rounded = np.rint(w / steps) * steps.astype(float)
+        # A sum of depth terms, rounded at each, and the product with the scale.
+        bound = (depth + 2) * np.finfo(np.float32).eps * (np.abs(x) @ np.abs(rounded))
+        assert (np.abs(out[:, :columns] - x @ rounded) <= bound).all()
+
+
+@pytest.mark.long  # the test above has its products; the pass takes half a minute to compile
+def test_int8_stays_near():
+    weights = initialise(RAGGED, seed=0)
+    readers = [CpuReader(RAGGED, weights, threads=1, quantize=each) for each in ("none", "int8")]
+    logits = [reader.read([[1, 2, 3]], [0])[0, 0, 0] for reader in readers]
     # A weight is off by at most max / 254, a hundredth of its column's deviation or so.
     assert 0 < np.abs(logits[0] - logits[1]).max() < 0.05 * np.abs(logits[0]).max()
 

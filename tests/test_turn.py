@@ -133,7 +133,7 @@ def test_all_mistakes_have_their_place():
         source(Mutant("engines.gpu.attention.wgmma_backward", flaw.partition(":")[0], flaw, *texts))
 
 
-@pytest.mark.parametrize("flaw", thinned(FLAWS, 5))
+@pytest.mark.parametrize("flaw", thinned(FLAWS, 10))
 def test_a_flaw_is_found(flaw):
     place, old, new = FLAWS[flaw]
     module, name = place.rsplit(".", 1)
@@ -266,7 +266,7 @@ FLAWS_BACK = {  # what: (text, what it becomes) of the function, by its name bef
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("flaw", thinned(FLAWS_BACK, 5))
+@pytest.mark.parametrize("flaw", thinned(FLAWS_BACK, 10))
 def test_a_flaw_in_turning_back_is_found(flaw, monkeypatch):
     name, (old, new) = flaw.partition(":")[0], FLAWS_BACK[flaw]
     wrong = load(Mutant("engines.gpu.attention.wgmma_backward", name, flaw, old, new))

@@ -720,7 +720,7 @@ def test_all_faults_have_their_place():
         source(Mutant(f"engines.gpu.{name}", *fault))
 
 
-@pytest.mark.parametrize("fault", thinned([(fault,) for fault in FAULTS]),
+@pytest.mark.parametrize("fault", thinned([(fault,) for fault in FAULTS], 8),
                          ids=lambda f: f"{f[1]}: {f[2]}")  # fmt: skip
 def test_faults_are_caught(fault, monkeypatch):
     name, function, what, old, new = fault

@@ -6,10 +6,16 @@ To load IPython, NumPy, matplotlib and numba takes two to three seconds of each 
 of it depends on the notebook. Of nanoeuler nothing is loaded: that comes from the notebook's own
 PYTHONPATH, as the rest of its environment does. `nanoeuler.book run` starts kernels of the usual
 kind, so no notebook is made that would need these.
+
+Nor is a PNG painted here, since nbval compares none: a figure is laid out, with all that its
+artists compute, and nothing is drawn of it. SVG is drawn, and compared.
 """
 
 import atexit
+import base64
 import contextlib
+import functools
+import gc
 import importlib
 import io
 import json
@@ -21,6 +27,7 @@ import socketserver
 import sys
 
 LOOK = 0.05  # seconds between two looks whether a kernel still runs
+PICTURE = base64.b64encode(b"laid out, not painted").decode()  # in place of a PNG's bytes
 
 
 class Kernel:
@@ -124,6 +131,18 @@ def become(order, handler):
         os._exit(code)
 
 
+def laid_out(paint, figure, fmt="png", **how):
+    """In place of `paint`, IPython's `print_figure`: all that its artists compute, and no picture.
+
+    A figure that can't be drawn raises here, too.
+    """
+    if fmt != "png":
+        return paint(figure, fmt, **how)
+    if figure.axes or figure.lines:
+        figure.draw_without_rendering()
+        return PICTURE
+
+
 def load():
     """Load what notebooks use, down to what loads itself at the first figure and function."""
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
@@ -131,6 +150,7 @@ def load():
     for name in ("ipykernel.zmqshell", "matplotlib.pyplot"):
         importlib.import_module(name)
     import numba
+    from IPython.core import pylabtools
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -139,11 +159,14 @@ def load():
     figure.legend()
     FigureCanvasAgg(figure).print_png(io.BytesIO())
     numba.njit(lambda x: x + 1)(1)
+    pylabtools.print_figure = functools.partial(laid_out, pylabtools.print_figure)
 
 
 def main():
     """Serve, and say when, by an empty line; whoever started this holds its input open."""
     load()
+    gc.collect()
+    gc.freeze()  # no kernel looks through all that for garbage
     with Server(sys.argv[1], Handler) as server:
         folder = os.environ.pop("PYTHONPATH", "").split(os.pathsep)
         server.paths = [path for path in sys.path[1:] if path not in folder]

@@ -22,17 +22,24 @@ INSIDE = HELPERS / "inside"  # what is changed in each Python that is started
 # pytest with nbval and no other plugin. First the book's tool, which spares all who read notebooks
 # the slow half of jsonschema; ROOT's tool, since `-c` looks there before it looks at a chapter's
 # part of the package. To load all this takes a second, so it is done once, and each notebook gets a
-# fork of it. If there is a socket, its kernel is a fork too, of notebook_kernels.py. The kernel of
-# a cell is dead after 500 s: before the limit of the test that waits for it (pyproject.toml).
+# fork of it; so it is with the notebooks' schema. nbval prints each message prettily for a log
+# that nobody reads, and what is there before a fork is not looked through for garbage: both are
+# spared. If there is a socket, a notebook's kernel is a fork too, of notebook_kernels.py. That of a
+# cell is dead after 500 s: before the limit of the test that waits for it (pyproject.toml).
 NBVAL = """
 import functools
+import gc
 import json
 import os
 import sys
 import nanoeuler.book.build
 import ipykernel.kernelspec, jupyter_client.launcher, jupyter_client.manager, nbval.plugin, pytest
+import nbformat, nbval.kernel
 sys.path.append(sys.argv[1])
 import notebook_kernels
+nbformat.validate(nbformat.v4.new_notebook())
+nbval.kernel.pformat = lambda message: ""
+gc.collect(), gc.freeze()
 for line in sys.stdin:
     flags, variables, told, place = json.loads(line)
     child = hasattr(os, "fork") and os.fork()

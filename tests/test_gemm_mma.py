@@ -6,13 +6,15 @@ from unittest import mock
 import numpy as np
 import pytest
 from mutants import Mutant, load, source
+from test_gemm import CURVES, expected
 from tiers import thinned
 
 from nanoeuler import emulator
 from nanoeuler.emulator.dtypes import from_bf16, to_bf16
+from nanoeuler.engines.gpu.gemm import mma_epilogue
 from nanoeuler.engines.gpu.gemm import mma_kernel as mma_kernel_module
 from nanoeuler.engines.gpu.gemm.choice import product_on, space_on
-from nanoeuler.engines.gpu.gemm.mma_form import DEPTH, EPILOGUES, MmaForm, fit
+from nanoeuler.engines.gpu.gemm.mma_form import CURVED, DEPTH, SLOPED, MmaForm, fit
 from nanoeuler.engines.gpu.gemm.mma_kernel import mma_kernel
 from nanoeuler.engines.gpu.gemm.mma_launch import (
     choose_mma,
@@ -23,6 +25,7 @@ from nanoeuler.engines.gpu.gemm.mma_launch import (
 from nanoeuler.engines.gpu.gemm.wgmma_column_sums import columns_kernel
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS, SHARED
 from nanoeuler.engines.gpu.lang.kernel import cover
+from nanoeuler.engines.gpu.tile.rope import Turning
 from nanoeuler.errors import UserError
 
 SMALL = dict(rows=64, columns=64, stages=3)  # one warp, a ring that wraps after three k-blocks
@@ -64,16 +67,12 @@ class Case:
             self.aux = to_bf16(random(n))
         if self.aux is not None:
             want, sums = want + from_bf16(self.aux), sums + abs(from_bf16(self.aux))
-        if "gelu" in form.epilogue:
-            inner = np.sqrt(2 / np.pi) * (want + 0.044715 * want**3)
-            want = want / 2 * (1 + np.tanh(inner))
         self.before = random(m, n) if form.epilogue == "add" else np.full((m, n), np.nan)
         if form.epilogue == "add":
             want, sums = want + self.before, sums + abs(self.before)
-        # k products and one more are summed in float32, each sum half a unit off at most; GELU's
-        # slope is below 1.13 and it rounds four times. Then half a unit of bf16.
-        self.want, slope = want, 1.13 if "gelu" in form.epilogue else 1
-        self.bound = slope * (k + 4) * 2.0**-24 * sums
+        # k products and one more are summed in float32, each sum half a unit off at most; then half
+        # a unit of bf16.
+        self.want, self.bound = want, (k + 1) * 2.0**-24 * sums
         if form.out == "bf16":
             self.bound += 2.0**-8 * (abs(want) + self.bound)
 
@@ -119,7 +118,7 @@ def test_any_size_is_right_and_stays_in_its_place(layout, m, n, k):
     case.check(case.run()[0])
 
 
-@pytest.mark.parametrize("epilogue", EPILOGUES[1:])
+@pytest.mark.parametrize("epilogue", ["bias", "residual", "add"])
 def test_what_is_done_with_the_sums(epilogue):
     out = "float32" if epilogue == "add" else "bf16"
     case = Case(MmaForm("NT", epilogue, out, **SMALL), 70, 70, 40)
@@ -154,6 +153,138 @@ def test_any_order_of_blocks_and_copies_gives_equal_bits(form):
     c = case.run(seed=1, blocks=4)[0]
     case.check(c)
     assert (case.run(seed=2, blocks=4)[0] == c).all()
+
+
+# ---- Activation functions
+
+
+def curved(form, m, n, k, kernel=None, seed=None):
+    """Names of what a form stores that is farther off than `expected` allows; its arrays, and the
+    reports. A backward's second array goes over the one that it met."""
+    rng = np.random.default_rng([m, n, k])
+    sizes = {"a": (k, m) if form.layout[0] == "T" else (m, k),
+             "b": (k, n) if form.layout[1] == "N" else (n, k)}  # fmt: skip
+    of = {name: rows_of(rng.standard_normal(x, np.float32)) for name, x in sizes.items()}
+    of |= {"c": rows_of(np.full((m, n), np.nan))}
+    of["aux"] = {
+        "bias": to_bf16(rng.standard_normal(n, np.float32)),
+        "tile": rows_of(rng.standard_normal((m, n), np.float32)), "": None,
+    }[form.way.aux]  # fmt: skip
+    aux = None if of["aux"] is None else from_bf16(of["aux"]).astype(float)
+    if form.second:
+        of["second"] = of["aux"] if form.sloped else rows_of(np.full((m, n), np.nan))
+    if form.sums != "no":
+        of["sums"] = np.full(n, 3.0 if form.sums == "add" else np.nan, np.float32)
+    a, b = (from_bf16(of[name]).astype(float) for name in "ab")
+    a, b = a.T if form.layout[0] == "T" else a, b.T if form.layout[1] == "T" else b
+    wanted = expected(form, a @ b, k * 2.0**-24 * (abs(a) @ abs(b)), aux)
+    space = np.full(space_for(form, m, n, k) // 4, np.nan, np.float32)
+    around = {name: of[name].base.copy() for name in ("c", "second") if name in of}
+    launches = mma_product(form, **of, space=space if space.size else None)
+    if kernel is not None:
+        launches[0] = replace(launches[0], kernel=kernel)
+    reports = [emulator.run(launch, seed, fresh=[space]) for launch in launches[:1]]
+    reports += [emulator.run(launch) for launch in launches[1:]]
+    for name, x in around.items():
+        x[1:-1, 16 : 16 + n] = of[name]
+        assert (of[name].base == x).all(), name
+    got = {name: of[name] if name == "sums" else from_bf16(of[name]) for name in wanted}
+    wrong = [name for name, (want, bound) in wanted.items()
+             if not (abs(got[name].astype(float) - want) <= bound).all()]  # fmt: skip
+    return wrong, of, reports
+
+
+@pytest.mark.parametrize("epilogue", CURVED)
+@pytest.mark.parametrize("second", [False, True])
+def test_an_activation_function_is_an_epilogue(epilogue, second):
+    form = MmaForm("NN", epilogue, second=second, **PAIR)
+    assert curved(form, 70, 142, 40)[0] == []
+
+
+@pytest.mark.parametrize("epilogue", SLOPED)
+@pytest.mark.parametrize(
+    "more, size",
+    [
+        (dict(second=True, sums="add"), (70, 140, 40)),
+        (dict(layout="NN", sums="store"), (65, 44, 72)),
+        (dict(second=True), (3, 71, 16)),
+    ],
+)
+def test_its_backward_is_one_too(epilogue, more, size):
+    form = MmaForm(**{"epilogue": epilogue} | PAIR | more)
+    assert curved(form, *size)[0] == []
+
+
+def test_columns_are_summed_of_what_is_only_stored():
+    assert curved(MmaForm("TN", sums="store", **PAIR), 100, 36, 40)[0] == []
+
+
+def test_the_tile_of_the_card_ends_in_them_as_well():
+    form = MmaForm("NT", "gelu backward", second=True, sums="store", columns=128)
+    assert curved(form, 200, 132, 24)[0] == []
+
+
+def test_the_backward_takes_the_very_curve_that_the_forward_took():
+    for name in CURVES:
+        _, forward, _ = curved(MmaForm("NN", f"bias and {name}", second=True, **SMALL), 40, 48, 24)
+        back = MmaForm("NT", f"{name} backward", second=True, **SMALL)
+        a, b = np.zeros((40, 8), np.uint16), np.zeros((48, 8), np.uint16)
+        u = forward["second"].copy()
+        for launch in mma_product(back, a, b, np.zeros((40, 48), np.uint16), u, second=u):
+            emulator.run(launch)
+        assert (u == forward["c"]).all()
+
+
+def test_sums_of_columns_have_equal_bits_in_any_order_of_blocks():
+    form = MmaForm("NT", "gelu backward", second=True, sums="store", **PAIR)
+    first, again = (curved(form, 130, 136, 24, seed=seed)[1] for seed in (1, 2))
+    for name in ("c", "second", "sums"):
+        assert (first[name].view(np.uint8) == again[name].view(np.uint8)).all()
+
+
+def test_a_backward_moves_the_bytes_that_were_predicted():
+    """A tile of 64 x 128: U comes once, dU and GELU go once, and a line of sums."""
+    form = MmaForm("NT", "gelu backward", second=True, sums="store", **PAIR)
+    product, sums = curved(form, 64, 128, DEPTH)[2]
+    tile = 64 * 128 * 2
+    assert product["global loads bytes"] == form.stage + tile
+    assert product["global stores bytes"] == 2 * tile + 128 * 4
+    assert product["global stores sectors"] == (2 * tile + 128 * 4) // 32
+    assert sums["global loads bytes"] == 128 * 4
+
+
+CURVE_FAULTS = {
+    "U is not waited for": ("fetch_box", "    wait_all()\n", ""),
+    "slopes where the curve belongs": (
+        "make_meet", "ptx.store_shared_int(at, above)",
+        "ptx.store_shared_int(at, ptx.pack_bf16(acc[q], acc[q + 1]))"),
+    "the rows below take the upper ones' slopes": (
+        "make_meet", "ptx.load_shared_int(at + 1024)", "ptx.load_shared_int(at)"),
+    "the box is written before it was sent": (
+        "send_second", "    cuda.syncwarp()\n", ""),
+    "U is read before others have put it there": (
+        "fetch_box", "    cuda.syncwarp()\n", ""),
+    "a quarter of the rows is left out of the sums": (
+        "sum_columns", "+ acc[i + 96]", ""),
+    "the sums go to another line": (
+        "sum_columns", "tile.row // SIDE", "tile.row // SIDE + 1"),
+}  # fmt: skip
+
+
+def test_all_faults_of_curves_have_their_place():
+    for what, (function, old, new) in CURVE_FAULTS.items():
+        source(Mutant("engines.gpu.gemm.mma_epilogue", function, what, old, new))
+
+
+@pytest.mark.parametrize("name", thinned(CURVE_FAULTS))
+def test_a_fault_of_a_curve_is_found(name):
+    function, old, new = CURVE_FAULTS[name]
+    flawed = wrong(function, old, new, "gemm.mma_epilogue")
+    form = MmaForm("NT", "gelu backward", second=True, sums="store", **PAIR)
+    with mock.patch.object(mma_epilogue, function, flawed):
+        kernel = mma_kernel.__wrapped__(form)
+    with pytest.raises((emulator.Fault, AssertionError)):
+        assert curved(form, 130, 136, 24, kernel=kernel)[0] == []
 
 
 # ---- Counted
@@ -328,12 +459,35 @@ def test_a_product_is_for_the_card_that_is_there(capability, kernel):
 def test_what_mma_has_not_got_is_refused_on_its_cards():
     a, b, c = (np.zeros(shape, np.uint16) for shape in ((8, 64), (256, 64), (8, 128)))
     with pytest.raises(UserError, match="epilogues are store, bias"):
-        product_on((8, 0), "NT", a, b, c, epilogue="swiglu")
+        product_on((8, 0), "NT", a, b, c, epilogue="swiglu", second=c)
     with pytest.raises(UserError, match="8.0 or newer, not"):
         product_on((7, 5), "NT", a, b[:128], c)
-    for more in (dict(second=c), dict(sums=np.zeros(128, np.float32))):
-        with pytest.raises(UserError, match=r"stores C alone, on a GPU of \(8, 0\)"):
-            product_on((8, 0), "NT", a, b[:128], c, **more)
+    with pytest.raises(UserError, match="'store' has no second array"):
+        product_on((8, 0), "NT", a, b[:128], c, second=c)
+    with pytest.raises(UserError, match="columns of 'bias' to bf16 are not summed"):
+        product_on(
+            (8, 0), "NT", a, b[:128], c, c[0], epilogue="bias", sums=np.zeros(128, np.float32)
+        )
+    with pytest.raises(UserError, match=r"doesn't end in RoPE, on a GPU of \(8, 0\)"):
+        product_on((8, 0), "NT", a, b[:128], c, epilogue="rope 64", turn=Turning())
+    sums = np.zeros(126, np.float32)
+    with pytest.raises(UserError, match="columns that are summed come in fours, not 126"):
+        product_on(
+            (8, 0), "NT", a, b[:126], c[:, :126], c[:, :126], epilogue="gelu backward", sums=sums
+        )
+
+
+def test_a_card_gets_a_backward_with_its_sums():
+    """The lines of sums, and whether they're added, come by the door that a step uses."""
+    a, b, u, du = (np.zeros(x, np.uint16) for x in ((130, 64), (136, 64), (130, 136), (130, 136)))
+    kind = dict(epilogue="gelu backward", second=True)
+    need = space_on((8, 9), "NT", 130, 136, 64, summed=True, **kind)
+    for add in (False, True):
+        given = dict(kind, second=u, sums=np.zeros(136, np.float32), add_sums=add)
+        launches = product_on((8, 9), "NT", a, b, du, u, space=np.zeros(need, np.uint8), **given)
+        assert [x.kernel.function.__name__ for x in launches] == ["gemm_mma", "gemm_columns"]
+        assert launches[1].kernel is columns_kernel(add)
+        assert need == 128 + launches[1].args[1] * 136 * 4 and launches[1].args[1] == 4
 
 
 @pytest.mark.parametrize("capability", [(9, 0), (8, 0)])

@@ -261,7 +261,7 @@ def stored(form, m, n, k):
     a = (k, m) if form.layout[0] == "T" else (m, k)
     b = (k, wide) if form.layout[1] == "N" else (wide, k)
     aux = {"": None, "bias": (n,), "tile": (m, n)}.get(form.way.aux, (1, 2, m, n))
-    second = (aux if form.beside == 2 else (m, wide)) if form.second else None
+    second = (aux if form.way.aux == "tiles" else (m, wide)) if form.second else None
     return Operands(a, b, (m, n), aux, second, None if form.sums == "no" else (n,))
 
 
@@ -394,8 +394,11 @@ def operands(bench, form, shape):
     return Operands(**made)
 
 
-def check(bench, form, shape):
-    """The relative errors of one product, and the library's; ValueError where it is not right."""
+def check(bench, form, shape, ours=ours):
+    """The relative errors of one product, and the library's; ValueError where it is not right.
+
+    ours: a function that puts the product on torch's stream.
+    """
     torch, of = bench.torch, operands(bench, form, shape)
     exact = Operands(**{name: x if x is None else x.double() for name, x in vars(of).items()})
     want, peer = results(torch, form, exact), results(torch, form, of)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import numpy as np
-from bench.card import Contest, ghost
-from bench.card.gemm import L2, LEAST, RAGGED, REPEATS, STEP, WORST, case
+from bench.card import Contest, gemm, ghost
+from bench.card.gemm import L2, RAGGED, STEP, case
 
 from nanoeuler.engines.gpu.gemm.mma_form import FRAGMENTS, SIDE, SUMS, MmaForm
 from nanoeuler.engines.gpu.gemm.mma_kernel import mma_kernel, sum_kernel
@@ -34,7 +34,8 @@ class Product:
     def choice(self):
         """The form that the package chooses."""
         form = self.forms[0]
-        return choose_mma(form.layout, *self.shape, form.epilogue, form.out, HOPPER)
+        chosen = choose_mma(form.layout, *self.shape, form.epilogue, form.out, HOPPER)
+        return replace(chosen, second=form.second, sums=form.sums)
 
 
 STEPS = 16384
@@ -45,19 +46,24 @@ def little(form):
     """What cards of 99 KiB get in place of a form, and another way to fill them: as wide, with
     fewer stages."""
     chosen = choose_mma(form.layout, *[8192] * 3, form.epilogue, form.out, ADA)
+    chosen = replace(chosen, second=form.second, sums=form.sums)
     return chosen, replace(form, stages=2)
 
 
 NT, NN, TN = MmaForm("NT"), MmaForm("NN"), MmaForm("TN", "store", "float32")
+CURVES = "gelu", "gelu_exact", "relu2"
+TWO = [MmaForm("NN", f"bias and {curve}", second=True) for curve in CURVES]
+BACK = [MmaForm("NT", f"{curve} backward", second=True, sums="add") for curve in CURVES]
 PRODUCTS = [
     Product((8192,) * 3, (NT, SMALL, *little(NT))),
     Product((STEPS, 2304, 768), (NT, SMALL, *little(NT))),
     Product((STEPS, 768, 3072), (NT, *little(NT))),
     Product((STEPS, 768, 3072), (NN, *little(NN))),
     Product((768, 768, STEPS), (TN, *little(TN))),
+    *(Product((STEPS, 3072, 768), (form, *little(form))) for form in (TWO[0], BACK[0])),
 ]
 OTHERS = [MmaForm("NT", e) for e in ("bias", "bias and gelu", "residual")]
-OTHERS.append(MmaForm("TN", "add", "float32"))
+OTHERS += [*TWO, *BACK, MmaForm("TN", "add", "float32")]
 OTHERS += [each for form in OTHERS for each in little(form)]
 
 
@@ -65,7 +71,8 @@ def label(form):
     """A form in a few words."""
     parts = [
         form.layout, form.epilogue if form.epilogue != "store" else "",
-        form.out if form.out != "bf16" else "", f"{form.rows}x{form.columns}",
+        form.out if form.out != "bf16" else "", "two stored" if form.second else "",
+        f"sums {form.sums}" if form.sums != "no" else "", f"{form.rows}x{form.columns}",
         f"{form.stages} stages", f"{form.resident} blocks" if form.resident > 1 else "",
         f"groups of {form.group}" if form.group != 16 else "",
     ]  # fmt: skip
@@ -114,31 +121,6 @@ def kernels():
     return made | sums
 
 
-def stored(form, m, n, k):
-    """The shapes of A, B, C and aux as they are stored; None for no aux."""
-    a = (k, m) if form.layout[0] == "T" else (m, k)
-    b = (k, n) if form.layout[1] == "N" else (n, k)
-    aux = {"residual": (m, n), "bias": (n,), "bias and gelu": (n,)}.get(form.epilogue)
-    return a, b, (m, n), aux
-
-
-def operands(bench, form, shape):
-    """Random A, B and aux, and a C of zeros."""
-    a, b, c, aux = stored(form, *shape)
-    kind = bench.torch.float32 if form.out == "float32" else bench.torch.bfloat16
-    zeros = bench.torch.zeros(c, device="cuda", dtype=kind)
-    return bench.random(*a), bench.random(*b), zeros, aux and bench.random(*aux)
-
-
-def library(torch, form, a, b, c):
-    """A function that multiplies with cuBLAS, into c unless that is float32."""
-    a = a.T if form.layout[0] == "T" else a
-    b = b.T if form.layout[1] == "T" else b
-    if form.out == "float32":
-        return lambda: torch.mm(a, b, out_dtype=torch.float32)
-    return lambda: torch.mm(a, b, out=c)
-
-
 def plans():
     """Name -> launches of every check and contest, without arrays."""
     shapes = {(form, shape) for form in FORMS for shape in (*RAGGED, *STEP)}
@@ -146,50 +128,33 @@ def plans():
     return {f"{label(form)}, {shape}": plan(form, shape) for form, shape in shapes}
 
 
+def arrays(of):
+    """Name -> what a product by mma.sync takes; nothing of RoPE."""
+    return {name: x for name, x in vars(of).items() if name != "turn"}
+
+
 def plan(form, shape):
     """The launches of a product on stand-ins."""
-    a, b, c, aux = stored(form, *shape)
-    out = np.float32 if form.out == "float32" else np.uint16
+    of = arrays(gemm.stored(form, *shape))
+    wide = {"sums": np.float32, "c": np.float32 if form.out == "float32" else np.uint16}
+    given = {name: x and ghost(x, wide.get(name, np.uint16)) for name, x in of.items()}
     space = ghost((space_for(form, *shape, BLOCKS * form.resident),), np.uint8)
-    arrays = ghost(a), ghost(b), ghost(c, out), aux and ghost(aux)
-    return mma_product(form, *arrays, space=space, blocks=BLOCKS * form.resident)
+    return mma_product(form, **given, space=space, blocks=BLOCKS * form.resident)
 
 
-def ours(bench, form, a, b, c, aux=None):
-    """A function that puts one product on torch's stream."""
-    views = [tensor if tensor is None else bench.view(tensor) for tensor in (a, b, c, aux)]
-    (m, n), k, blocks = c.shape, a.numel() // c.shape[0], BLOCKS * form.resident
+def ours(bench, form, of):
+    """A function that puts one product of tensors on torch's stream."""
+    views = {name: x if x is None else bench.view(x) for name, x in arrays(of).items()}
+    (m, n), k, blocks = of.c.shape, of.a.numel() // of.c.shape[0], BLOCKS * form.resident
     space = bench.device.empty((space_for(form, m, n, k, blocks),), np.uint8)
-    return bench.call(mma_product(form, *views, space=space, blocks=blocks))
-
-
-def check(bench, form, shape):
-    """The relative error of one product, and the library's; ValueError where it is not right."""
-    torch, (m, n, _) = bench.torch, shape
-    a, b, _, aux = operands(bench, form, shape)
-    c = bench.output(m, n, dtype=torch.float32 if form.out == "float32" else torch.bfloat16)
-    want = (a.T if form.layout[0] == "T" else a).double()
-    want = want @ (b.T if form.layout[1] == "T" else b).double()
-    peer = bench.error(library(torch, form, a, b, torch.empty_like(c))(), want)
-    if aux is not None:
-        want += aux.double()
-    if "gelu" in form.epilogue:
-        want = torch.nn.functional.gelu(want, approximate="tanh")
-    if form.epilogue == "add":
-        c.normal_()
-        want += c
-    c = bench.repeat(ours(bench, form, a, b, c, aux), {"C": c}, REPEATS)["C"]
-    error = bench.error(c, want)
-    if not error < WORST[form.out]:
-        raise ValueError(f"{shape}: relative error {error:.2e}")
-    return {"error": error, "peer": peer, "least": LEAST[form.out]}
+    return bench.call(mma_product(form, **views, space=space, blocks=blocks))
 
 
 def checks(bench):
     """Name -> check of each form on each size."""
     return {
         f"matmul, mma.sync {label(form)} {'x'.join(map(str, shape))}": partial(
-            check, bench, form, shape
+            gemm.check, bench, form, shape, ours
         )
         for form in FORMS
         for shape in RAGGED + STEP
@@ -201,10 +166,10 @@ def entrants(bench, made):
     m, n, k = made.shape
     count = 1 if 2 * (m * k + n * k + m * n) > L2 else 3
     form = made.forms[0]
-    sets = [operands(bench, form, made.shape) for _ in range(count)]
-    field = {"cuBLAS": [library(bench.torch, form, a, b, c) for a, b, c, _ in sets]}
+    sets = [gemm.operands(bench, form, made.shape) for _ in range(count)]
+    field = {"cuBLAS": [gemm.library(bench.torch, "cuBLAS", form, of) for of in sets]}
     for form in dict.fromkeys((*made.forms, made.choice)):
-        field[label(form)] = [ours(bench, form, *tensors) for tensors in sets]
+        field[label(form)] = [ours(bench, form, of) for of in sets]
     return field
 
 
@@ -214,8 +179,9 @@ def contests(bench):
     for product in PRODUCTS:
         form = product.choice
         name = case(form.layout, *product.shape, " to float32" if form.out == "float32" else "")
-        field = partial(entrants, bench, product)
-        made.append(Contest("matmul, mma.sync", name, field, label(form), "cuBLAS"))
+        field, end = partial(entrants, bench, product), form.epilogue
+        what = "matmul, mma.sync" + f", {end}" * (end != "store")
+        made.append(Contest(what, name, field, label(form), "cuBLAS"))
     case_ = "as many products as NT 8192x8192x8192"
     made.append(Contest("mma.sync, registers alone", case_, partial(limit, bench),
                         "registers alone", ()))

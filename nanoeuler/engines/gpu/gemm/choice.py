@@ -4,10 +4,12 @@
 # %% sec-gemm-any
 """A product for the card that is there: by wgmma on Hopper, by mma.sync on others since 8.0."""
 
+from dataclasses import replace
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
+from nanoeuler.engines.gpu.gemm.mma_launch import Given as Beside
 from nanoeuler.engines.gpu.gemm.mma_launch import choose_mma, mma_product, space_for
 from nanoeuler.engines.gpu.gemm.wgmma_launch import Given, choose, product, space_bytes
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
@@ -41,14 +43,17 @@ def product_on(
         summed = "no" if ends.get("sums") is None else "add" if add else "store"
         form = choose(layout, (m, n, k), epilogue, out, ends.get("second") is not None, summed)
         return product(form, a, b, c, aux, **ends)
-    if any(ends.get(name) is not None for name in ("second", "sums", "turn")):
-        raise UserError(f"a product by mma.sync stores C alone, on a GPU of {capability}")
-    form = choose_mma(layout, m, n, k, epilogue, out, capability)
+    if ends.get("turn") is not None:
+        raise UserError(f"a product by mma.sync doesn't end in RoPE, on a GPU of {capability}")
+    second, sums = ends.get("second"), ends.get("sums")
+    form, summed = choose_mma(layout, m, n, k, epilogue, out, capability), "add" if add else "store"
+    form = replace(form, second=second is not None, sums="no" if sums is None else summed)
     blocks, space = ends.get("blocks", MULTIPROCESSORS), ends.get("space")
     need = space_for(form, m, n, k, blocks)
     if need and space is None:
         space = ends.get("place", np.asarray)(np.empty(need, np.uint8))
-    return mma_product(form, a, b, c, aux, space=space if need else None, blocks=blocks)
+    given: Beside = {"second": second, "sums": sums, "space": space if need else None}
+    return mma_product(form, a, b, c, aux, **given, blocks=blocks)
 
 
 class Kind(TypedDict, total=False):
@@ -75,4 +80,6 @@ def space_on(
         sums = "store" if kind.get("summed") else "no"
         form = choose(layout, (m, n, k), *ends, kind.get("second", False), sums)
         return space_bytes(form, m, n, k, blocks)
-    return space_for(choose_mma(layout, m, n, k, *ends, capability), m, n, k, blocks)
+    form = choose_mma(layout, m, n, k, *ends, capability)
+    form = replace(form, sums="store" if kind.get("summed") else "no")
+    return space_for(form, m, n, k, blocks)

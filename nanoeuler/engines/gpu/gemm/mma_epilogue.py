@@ -2,7 +2,7 @@
 
 
 # %% sec-mma-out
-"""The epilogue of a warp's sums: operations that add a bias or a residual, and store them in C.
+"""The epilogue of a warp's sums: operations that add, curve or multiply them, and store them in C.
 
 acc are a lane's 128 sums, 64 x 64 as four accumulators of 16 rows below each other (`tile.layout`).
 """
@@ -10,23 +10,27 @@ acc are a lane's 128 sums, 64 x 64 as four accumulators of 16 rows below each ot
 from collections.abc import Callable
 from typing import NamedTuple
 
-from nanoeuler.engines.gpu.gemm.mma_form import SIDE, MmaForm
+from nanoeuler.engines.gpu.gemm.mma_form import SIDE, SUMS, MmaForm
 from nanoeuler.engines.gpu.gemm.mma_tile import Matrix
+from nanoeuler.engines.gpu.gemm.wgmma_column_sums import strip_columns
+from nanoeuler.engines.gpu.gemm.wgmma_epilogue import PAIRS, curve_of
 from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, int32, int64
 from nanoeuler.engines.gpu.tile.accumulator import make_bias, same
-from nanoeuler.engines.gpu.tile.curves import gelu_fast
 from nanoeuler.engines.gpu.tile.layout import PANEL, chunk_at, lane_column, lane_row, pair_at
 
 wait_all = ptx.copy_wait(0)  # for all of the thread's copies
 
 
 class Tile(NamedTuple):
-    """A warp's 64 x 64 of C: C; the residual, or a bias as a row; the tile's first row and column
-    in C; its box in shared memory; and the lane."""
+    """A warp's 64 x 64 of C: C; another matrix that it meets, or a bias as a row; the second array;
+    where lines of sums are; the tile's first row and column in C; its box in shared memory; and the
+    lane."""
 
     c: Matrix
     aux: Matrix
+    second: Matrix
+    lines: int
     row: int
     column: int
     box: int
@@ -34,8 +38,9 @@ class Tile(NamedTuple):
 
 
 def make_add_bias(form: MmaForm) -> Callable:
-    """add_bias(acc, tile): acc + bias, or its GELU."""
-    bias = make_bias(SIDE, SIDE // 16, gelu_fast if form.epilogue == "bias and gelu" else same)
+    """add_bias(acc, tile): acc + bias, or its curve where that alone is stored."""
+    curve = None if form.second else curve_of(form.epilogue)
+    bias = make_bias(SIDE, SIDE // 16, curve or same)
 
     def add_bias(acc, tile):
         bias(acc, tile.aux.start, tile.column, tile.c.columns, tile.lane)
@@ -43,13 +48,25 @@ def make_add_bias(form: MmaForm) -> Callable:
     return add_bias
 
 
+def make_curve(form: MmaForm) -> Callable:
+    """curve_all(acc, tile): sums become a curve of what they are as bf16."""
+    curve = curve_of(form.epilogue)
+
+    def curve_all(acc, tile):
+        for i in range(0, SUMS, 2):
+            pair = ptx.pack_bf16(acc[i], acc[i + 1])
+            acc[i], acc[i + 1] = curve(ptx.low_bf16(pair)), curve(ptx.high_bf16(pair))
+
+    return curve_all
+
+
 def box_row(p, lane):
     """The p-th row of its box that a lane moves: of eight lanes 16 bytes each."""
     return int32(p * 4 + (lane >> 3))
 
 
-def add_residual(acc, tile):
-    """acc += a tile of a bf16 array, which comes by way of the warp's box."""
+def fetch_box(acc, tile):
+    """A tile of the other matrix, bf16, into the warp's box."""
     x, chunk = tile.aux, int32(tile.lane & 7)
     size = int32(min(max((x.columns - tile.column - chunk * 8) * 2, 0), 16))
     for p in range(16):
@@ -60,15 +77,34 @@ def add_residual(acc, tile):
     ptx.copy_commit()
     wait_all()
     cuda.syncwarp()
-    own = int32(tile.box + pair_at(tile.lane))
-    for i in range(4):
-        for j in range(8):
-            q, at = 32 * i + 4 * j, int32((own ^ (j << 4)) + i * 2048)
-            above, below = ptx.load_shared_int(at), ptx.load_shared_int(at + 1024)
-            acc[q] += ptx.low_bf16(above)
-            acc[q + 1] += ptx.high_bf16(above)
-            acc[q + 2] += ptx.low_bf16(below)
-            acc[q + 3] += ptx.high_bf16(below)
+
+
+def make_meet(form: MmaForm) -> Callable:
+    """meet(acc, tile): sums meet what is in the box: it's added, or they're multiplied by a curve's
+    slopes there, and the curve takes its place."""
+    meet_pair, second = PAIRS[form.epilogue], form.second
+
+    def meet(acc, tile):
+        own = int32(tile.box + pair_at(tile.lane))
+        for i in range(4):
+            for j in range(8):
+                q, at = 32 * i + 4 * j, int32((own ^ (j << 4)) + i * 2048)
+                above = meet_pair(acc, q, ptx.load_shared_int(at))
+                below = meet_pair(acc, q + 2, ptx.load_shared_int(at + 1024))
+                if second:
+                    ptx.store_shared_int(at, above)
+                    ptx.store_shared_int(at + 1024, below)
+        cuda.syncwarp()
+
+    return meet
+
+
+def sum_columns(acc, tile):
+    """Sums over a warp's 64 rows, to its line; acc is used up."""
+    for i in range(SUMS // 4):
+        acc[i] = (acc[i] + acc[i + 32]) + (acc[i + 64] + acc[i + 96])
+    line = int32(tile.row // SIDE)
+    strip_columns(acc, 0, tile.lines, tile.column, line, tile.c.columns, tile.lane)
 
 
 def put_box(acc, tile):
@@ -91,9 +127,9 @@ def put_edge(address, words, count):
             ptx.store_short(address + 4 * i + 2, words[i] >> 16)
 
 
-def send_box(acc, tile):
-    """A warp's box to C: 16 bytes a lane, eight lanes a row."""
-    c, chunk = tile.c, int32(tile.lane & 7)
+def send(c, tile):
+    """A warp's box to a matrix: 16 bytes a lane, eight lanes a row."""
+    chunk = int32(tile.lane & 7)
     count = int32(c.columns - tile.column - chunk * 8)
     for p in range(16):
         r = box_row(p, tile.lane)
@@ -104,6 +140,17 @@ def send_box(acc, tile):
                 ptx.store_int4(at, words[0], words[1], words[2], words[3])
             else:
                 put_edge(at, words, count)
+
+
+def send_box(acc, tile):
+    """A warp's box to C."""
+    send(tile.c, tile)
+
+
+def send_second(acc, tile):
+    """A warp's box to the second array; then it's free."""
+    send(tile.second, tile)
+    cuda.syncwarp()
 
 
 def make_store_floats(add: bool) -> Callable:
@@ -134,9 +181,11 @@ def make_store_floats(add: bool) -> Callable:
 
 def epilogue(form: MmaForm) -> list[Callable]:
     """What becomes of a warp's sums: operations on acc and a `Tile`, in order."""
-    made: list[Callable] = [make_add_bias(form)] if "bias" in form.epilogue else []
-    if form.epilogue == "residual":
-        made.append(add_residual)
+    made: list[Callable] = [make_add_bias(form)] if form.way.aux == "bias" else []
+    if form.way.aux == "tile":
+        made += [fetch_box, make_meet(form)]
     if form.out == "float32":
         return [*made, make_store_floats(form.epilogue == "add")]
-    return [*made, put_box, send_box]
+    if form.second:
+        made += [send_second] if form.sloped else [put_box, send_second, make_curve(form)]
+    return [*made, put_box, send_box] + [sum_columns] * (form.sums != "no")

@@ -15,6 +15,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from nanoeuler.engines.gpu.gemm.wgmma_form import EPILOGUES as WAYS
+from nanoeuler.engines.gpu.gemm.wgmma_form import Way
 from nanoeuler.errors import UserError
 
 DEPTH = 64     # elements of k in a stage: 128 bytes of bf16, one row through all 32 banks
@@ -24,9 +26,13 @@ FRAGMENTS = SIDE * 16 // 64  # registers of a lane for 64 x 16 of an operand: 16
 ALIGN = 128    # bytes: the period of the banks
 BOX = 8192     # bytes: a warp's tile in bf16, on its way out
 PITCH = 16     # bytes: rows are a multiple of this apart, as 16-byte copies want it
-# What is done with the sums of a tile: nothing; a bias is added; then GELU; another (m, n) is
-# added; C is added to.
-EPILOGUES = "store", "bias", "bias and gelu", "residual", "add"
+# A bias is added, then an activation function is taken.
+CURVED = "bias and gelu", "bias and gelu_exact", "bias and relu2"
+# Sums are multiplied by a function's slopes at another (m, n).
+SLOPED = "gelu backward", "gelu_exact backward", "relu2 backward"
+# What is done with the sums of a tile: nothing; a bias is added; another (m, n) is added; C is
+# added to; or one of the above. `wgmma_form.EPILOGUES` says what may come with each.
+EPILOGUES = ("store", "bias", *CURVED, "residual", *SLOPED, "add")
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,8 @@ class MmaForm:
     layout: str = "NT"  # NT, NN or TN
     epilogue: str = "store"  # one of EPILOGUES; gelu is the tanh form
     out: str = "bf16"  # or float32, of C
+    second: bool = False  # whether S + bias is stored beside its curve, the curve beside S slope
+    sums: str = "no"  # of C's columns, where that is bf16: "store" or "add"
     rows: int = 128  # of a block's tile, one warp for each 64 x 64
     columns: int = 256
     stages: int = 3  # of the ring
@@ -50,10 +58,26 @@ class MmaForm:
             raise UserError(f"epilogues are {', '.join(EPILOGUES)}, to bf16 or float32: {self}")
         if wide != (self.epilogue == "add") and (not wide or self.epilogue != "store"):
             raise UserError(f"float32 is stored or added to, and only float32 is added to: {self}")
+        if self.second and not self.way.second:
+            raise UserError(f"{self.epilogue!r} has no second array to store")
+        if self.sums not in ("no", "store", "add"):
+            raise UserError(f"sums are no, store or add, not {self.sums!r}")
+        if self.sums != "no" and (wide or not self.way.sums):
+            raise UserError(f"columns of {self.epilogue!r} to {self.out} are not summed")
         if self.rows not in (64, 128, 256) or self.columns not in (64, 128, 256):
             raise UserError(f"a tile is 64, 128 or 256 either way, not {self.rows, self.columns}")
         if self.stages < 2 or self.group < 1 or self.resident < 1:
             raise UserError(f"a ring has two stages or more, and a group a row of tiles: {self}")
+
+    @property
+    def way(self) -> Way:
+        """What the epilogue allows and reads, on Hopper as here."""
+        return WAYS[self.epilogue]
+
+    @property
+    def sloped(self) -> bool:
+        """Whether sums meet the slopes of an activation function."""
+        return self.epilogue in SLOPED
 
     @property
     def threads(self) -> int:
@@ -135,8 +159,17 @@ def require_space(space: Any, need: int, sizes: tuple[int, ...]) -> None:
 def fit(form: MmaForm, a: Any, b: Any, c: Any, aux: Any = None) -> tuple[int, int, int]:
     """m, n and k of a product by mma.sync; UserError where something does not fit."""
     m, n, k = extents(form, a, b, c)
-    shape = {"residual": (m, n), "bias": (n,), "bias and gelu": (n,)}.get(form.epilogue)
+    shape = {"tile": (m, n), "bias": (n,)}.get(form.way.aux)
     require(f"aux of {form.epilogue!r}", aux, shape, "uint16")
-    if "bias" in form.epilogue and n % 2:
+    if form.way.aux == "bias" and n % 2:
         raise UserError(f"columns with a bias come in pairs, not {n}: pad W by a row of zeros")
     return m, n, k
+
+
+def fit_more(form: MmaForm, m: int, n: int, second: Any = None, sums: Any = None) -> None:
+    """UserError where the second array (m, n) or the columns' sums (n,) don't fit."""
+    shape = (m, n) if form.second else None
+    require(f"the second array of {form.epilogue!r}", second, shape, "uint16")
+    require("sums of columns", sums, None if form.sums == "no" else (n,), "float32")
+    if form.sums != "no" and n % 4:
+        raise UserError(f"columns that are summed come in fours, not {n}: pad W by zeros")

@@ -12,11 +12,12 @@ Equal operands give equal bits, always. Left out: batches, and pieces of a bf16 
 """
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.gemm.mma_epilogue import Tile, epilogue, wait_all
 from nanoeuler.engines.gpu.gemm.mma_form import ALIGN, BOX, DEPTH, FRAGMENTS, SIDE, SUMS, MmaForm
 from nanoeuler.engines.gpu.gemm.mma_tile import PARTS, Matrix, make_copies, make_load
+from nanoeuler.engines.gpu.gemm.wgmma_form import HEADER
 from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel
@@ -127,9 +128,31 @@ def make_multiply(form: MmaForm) -> Any:
     return multiply
 
 
+class Arrays(NamedTuple):
+    """Addresses of A, B, C; of a bias or the matrix that sums meet; of the second array; and of the
+    space in which lines of sums wait, behind a header."""
+
+    a: int
+    b: int
+    c: int
+    aux: int
+    second: int
+    space: int
+
+
+class Pitches(NamedTuple):
+    """Elements from row to row of the arrays."""
+
+    a: int
+    b: int
+    c: int
+    aux: int
+    second: int
+
+
 @cache
 def mma_kernel(form: MmaForm) -> Kernel:
-    """The kernel: A, B, C, aux (bias, residual); m, n, k; elements from row to row of each.
+    """The kernel: arrays; m, n, k; elements from row to row of each array.
 
     With pieces, blockIdx.y has a range of the k-blocks each, and C is `pieces` of float32 (m, n).
     """
@@ -137,7 +160,7 @@ def mma_kernel(form: MmaForm) -> Kernel:
     begin, upright, clear = make_sources(form)[0], form.rows // SIDE, ptx.zeros(SUMS)
     dense_a, dense_b = form.layout[0] == "N", form.layout[1] == "T"
 
-    def gemm_mma(a, b, c, aux, m, n, k, of_a, of_b, of_c, of_aux):
+    def gemm_mma(to: Arrays, m, n, k, of: Pitches):
         shared = cuda.shared.array(0, int8)
         base = int32((ptx.shared_address(shared) + (ALIGN - 1)) & ~(ALIGN - 1))
         t = int32(cuda.threadIdx.x)
@@ -150,19 +173,20 @@ def mma_kernel(form: MmaForm) -> Kernel:
         acc = cuda.local.array(SUMS, float32)
         clear(acc)
         end = int32(min(k, last * DEPTH))
-        left = Matrix(a, of_a, m, end) if dense_a else Matrix(a, of_a, end, m)
-        right = Matrix(b, of_b, n, end) if dense_b else Matrix(b, of_b, end, n)
+        left = Matrix(to.a, of.a, m, end) if dense_a else Matrix(to.a, of.a, end, m)
+        right = Matrix(to.b, of.b, n, end) if dense_b else Matrix(to.b, of.b, end, n)
         sources = begin(left, right, row, column, first, base, t)
         multiply(acc, base, sources, int32(last - first), warp, lane)
         wait_all()
         cuda.syncthreads()  # the ring is free: warps' boxes are there now
         row = int32(row + warp % upright * SIDE)
         column = int32(column + warp // upright * SIDE)
-        to = Matrix(c + int64(piece) * m * of_c * 4, of_c, m, n)
+        c = Matrix(to.c + int64(piece) * m * of.c * 4, of.c, m, n)
+        aux, second = Matrix(to.aux, of.aux, m, n), Matrix(to.second, of.second, m, n)
         box = int32(base + warp * BOX)
-        finish(acc, Tile(to, Matrix(aux, of_aux, m, n), row, column, box, lane))
+        finish(acc, Tile(c, aux, second, to.space + HEADER, row, column, box, lane))
 
-    args, more = "l l l l r r r r r r r", {"resident": form.resident, "target": (8, 0)}
+    args, more = "l l l l l l r r r r r r r r", {"resident": form.resident, "target": (8, 0)}
     return Kernel(gemm_mma, args, form.threads, form.shared, **more)
 
 

@@ -5,10 +5,20 @@
 """Products by mma.sync, as launches: how many pieces, how much space, which tile for which card."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
-from nanoeuler.engines.gpu.gemm.mma_form import DEPTH, MmaForm, fit, pitch, require_space
+from nanoeuler.engines.gpu.gemm.mma_form import (
+    DEPTH,
+    SIDE,
+    MmaForm,
+    fit,
+    fit_more,
+    pitch,
+    require_space,
+)
 from nanoeuler.engines.gpu.gemm.mma_kernel import SUM_THREADS, mma_kernel, sum_kernel
+from nanoeuler.engines.gpu.gemm.wgmma_column_sums import WIDE, columns_kernel
+from nanoeuler.engines.gpu.gemm.wgmma_form import HEADER
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS, SHARED, limit
 from nanoeuler.engines.gpu.lang.kernel import Launch, cover
 from nanoeuler.errors import UserError
@@ -36,38 +46,64 @@ def pieces_of(form: MmaForm, m: int, n: int, k: int, blocks: int = MULTIPROCESSO
     return min(range(1, min(MOST_PIECES, k_blocks) + 1), key=cost)
 
 
+def lines_of(form: MmaForm, m: int) -> int:
+    """Lines of column sums that the blocks leave: of each warp's 64 rows."""
+    return cover(m, form.rows) * (form.rows // SIDE)
+
+
 def space_for(form: MmaForm, m: int, n: int, k: int, blocks: int = MULTIPROCESSORS) -> int:
     """Bytes of workspace that a product needs; 0 if none."""
+    if form.sums != "no":
+        return HEADER + lines_of(form, m) * n * 4
     pieces = pieces_of(form, m, n, k, blocks)
     return pieces * m * cover(n, 4) * 16 if pieces > 1 else 0
 
 
+class Given(TypedDict, total=False):
+    """What a product may be given besides A, B, C and aux.
+
+    second: uint16 (m, n), where the form stores one; it may be aux. sums: float32 (n,), where it
+    sums columns. space: `space_for` bytes, as they are. blocks: how many run at once,
+    multiprocessors times form.resident.
+    """
+
+    second: Any
+    sums: Any
+    space: Any
+    blocks: int
+
+
 def mma_product(
-    form: MmaForm, a: Any, b: Any, c: Any, aux: Any = None, *,
-    space: Any = None, blocks: int = MULTIPROCESSORS,
-) -> list[Launch]:  # fmt: skip
+    form: MmaForm, a: Any, b: Any, c: Any, aux: Any = None, **given: Unpack[Given]
+) -> list[Launch]:
     """The launches, in order, of C = op(A) op(B) with the form's epilogue.
 
-    a, b (2-d) uint16, bf16's bits; c (m, n) uint16 or float32; aux: the bias (n,) or the residual
-    (m, n), uint16. space: `space_for` bytes, as they are; needed where that is not 0. blocks: how
-    many run at once, multiprocessors times form.resident.
+    a, b (2-d) uint16, bf16's bits; c (m, n) uint16 or float32; aux: the bias (n,), or the (m, n)
+    that sums meet, uint16.
     """
-    m, n, k = fit(form, a, b, c, aux)
-    pieces = pieces_of(form, m, n, k, blocks)
+    second, sums, space = (given.get(name) for name in ("second", "sums", "space"))
+    blocks, (m, n, k) = given.get("blocks", MULTIPROCESSORS), fit(form, a, b, c, aux)
+    fit_more(form, m, n, second, sums)
+    pieces, need = pieces_of(form, m, n, k, blocks), space_for(form, m, n, k, blocks)
+    require_space(space, need, (m, n, k))
     grid = cover(m, form.rows) * cover(n, form.columns), pieces
-    of_aux = pitch(aux) if form.epilogue == "residual" else 0
     sizes = m, n, k, pitch(a), pitch(b)
-    extra = 0 if aux is None else aux
-    if pieces == 1:
-        return [Launch(mma_kernel(form), grid, (a, b, c, extra, *sizes, pitch(c), of_aux))]
-    require_space(space, space_for(form, m, n, k, blocks), (m, n, k))
-    wide = cover(n, 4) * 4
-    parts = mma_kernel(replace(form, epilogue="store"))
-    sums = sum_kernel(form.epilogue == "add")
-    return [
-        Launch(parts, grid, (a, b, space, 0, *sizes, wide, 0)),
-        Launch(sums, (m, cover(n, 4 * SUM_THREADS)), (space, c, m, n, wide, pitch(c), pieces)),
-    ]
+    if pieces > 1:
+        wide = cover(n, 4) * 4
+        parts, add = mma_kernel(replace(form, epilogue="store")), form.epilogue == "add"
+        last = (space, c, m, n, wide, pitch(c), pieces)
+        return [
+            Launch(parts, grid, (a, b, space, 0, 0, 0, *sizes, wide, 0, 0)),
+            Launch(sum_kernel(add), (m, cover(n, 4 * SUM_THREADS)), last),
+        ]
+    extra = [0 if x is None else x for x in (aux, second)] + [space if need else 0]
+    pitches = pitch(aux) if form.way.aux == "tile" else 0, pitch(second) if form.second else 0
+    kernel = mma_kernel(form if form.sums == "no" else replace(form, sums="store"))
+    launches = [Launch(kernel, grid, (a, b, c, *extra, *sizes, pitch(c), *pitches))]
+    if form.sums != "no":
+        args = space, lines_of(form, m), n, sums
+        launches.append(Launch(columns_kernel(form.sums == "add"), (cover(n, WIDE),), args))
+    return launches
 
 
 def choose_mma(

@@ -52,7 +52,8 @@ class Multiplier:
     """Records products. What has to wait does so in one workspace, of all of them.
 
     words: which GEMM backend this is, for a line of a run's plan. fused: whether a product can end
-    in an activation function or its backward, in a second array, in column sums.
+    in an activation function or its backward, in a second array, in column sums. gated: whether it
+    can end in SwiGLU or in RoPE, too, which need columns that lie apart.
     """
 
     words = "our kernels multiply"
@@ -62,7 +63,8 @@ class Multiplier:
     ) -> None:
         self.recording, self.capability = recording, tuple(capability)
         self.multiprocessors, self.pieces = multiprocessors, pieces
-        self.fused = self.capability == HOPPER and pieces == 1
+        self.fused = pieces == 1
+        self.gated = self.fused and self.capability == HOPPER
 
     def bf16(self, layout: str, a: Array, b: Array, c: Array, end: Epilogue) -> list[Launch]:
         """The launches of `product_on`; sums are added to."""

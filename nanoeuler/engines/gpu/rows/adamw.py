@@ -255,7 +255,7 @@ def tiles(parts: Sequence[Segment], rounds: int = ROUNDS) -> np.ndarray:
         rows[:, 0], rows[:, 1] = part.start + at, np.minimum(size, part.length - at)
         rows[:, 2], rows[:, 3] = part.copy + at if part.copy >= 0 else -1, part.decay
         made.append(rows)
-    return np.concatenate(made)
+    return np.concatenate([np.empty((0, 4), np.int32), *made])
 
 
 class Buffers(NamedTuple):

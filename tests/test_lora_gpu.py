@@ -265,12 +265,11 @@ def exactly(both, tokens, targets, scale, first=None):
     return found, loss_and_gradients(engine, config, exact, tokens, targets, scale, found, first)
 
 
-def step_on_paper(case, B=2, T=4, machine=HOPPER, first=None, builder=LoraBuilder):
-    """name -> relative error of a step's gradients, A and B of each matrix, and of its sums."""
+def played(case, B, T, made, first=None):
+    """The recorded step of a builder's, and the memories that it leaves on paper."""
     config, lora, pieces = case
     both, tokens, targets, scale = setting(config, lora, B, T)
     lora, packing = both.lora, Packing(config, both.lora)
-    made = builder(lora, config, machine, BF16)
     recorded = made.build_step(B, T, RULES, pieces, first is not None)
     memories = {name: np.zeros(a.shape, a.dtype) for name, a in recorded.inputs.items()}
     fill_batch(memories, config, tokens, targets, first)
@@ -285,12 +284,42 @@ def step_on_paper(case, B=2, T=4, machine=HOPPER, first=None, builder=LoraBuilde
         for part in (group.A, *group.B):
             part[...] = np.nan
     helpers.play(recorded.program, memories)
+    return recorded, memories
+
+
+def step_on_paper(case, B=2, T=4, machine=HOPPER, first=None, builder=LoraBuilder):
+    """name -> relative error of a step's gradients, A and B of each matrix, and of its sums."""
+    config, lora, _ = case
+    both, tokens, targets, scale = setting(config, lora, B, T)
+    lora, packing = both.lora, Packing(config, both.lora)
+    built = builder(lora, config, machine, BF16)
+    recorded, memories = played(case, B, T, built, first)
     made = Adapters(config, lora)
     packing.unpack(memories[GRADIENTS], made)
     exact, sums = exactly(both, tokens, targets, scale, first)
     shape = recorded.results["sums"].shape
     told = memories["sums"].view(np.float32).reshape(shape)[:, : config.n_predict].sum(0)
     return relative_errors(packing, (told, made), (sums, exact))
+
+
+@pytest.mark.parametrize("name", kept(
+    ["RoPE and gates by products", "norms of heads, learned, shared", "tied, shared, by Heun"],
+    "RoPE and gates by products",
+))  # fmt: skip
+def test_no_bit_differs_if_blocks_are_run_again(name, monkeypatch):
+    """Where weights are frozen and adapters learn."""
+    helpers.by_numpy(monkeypatch)
+    config, lora, _ = case = CASES[name]
+    left, lists = [], []
+    for again in False, True:
+        precision = BF16._replace(recompute=again)
+        built = LoraBuilder(lora.settled(config), config, HOPPER, precision)
+        recorded, memories = played(case, 2, 4, built)
+        names = GRADIENTS, ADAPTERS, ADAPTER_COPIES, "m", "v", "sums", "decision"
+        left.append([memories[each].tobytes() for each in names])
+        lists.append(recorded.program)
+    assert left[0] == left[1] and np.frombuffer(left[0][0], np.float32).any()
+    assert len(lists[0].steps) < len(lists[1].steps)
 
 
 def relative_errors(packing, made, exact):

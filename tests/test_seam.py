@@ -4,6 +4,7 @@ An engine that keeps nothing, recomputes everything, takes its logits in pieces 
 `ready` must give the gradients of the reference.
 """
 
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 
@@ -27,6 +28,7 @@ class Frugal(ReferenceEngine):
     """Keeps neither activations nor logits: every composite has another body than the default."""
 
     ROWS = 7  # of logits at a time
+    inside = False  # whether a layer's forward runs in the backward pass
 
     def enter(self, config, w, tokens, start=0, first=None):
         x = np.take(w["embedding"], tokens, axis=0)
@@ -73,6 +75,17 @@ class Frugal(ReferenceEngine):
     def mlp_backward(self, config, b, db, saved, dout, again):
         assert saved == "nothing of the MLP"
         return super().mlp_backward(config, b, db, super().mlp(config, b, again())[1], dout, None)
+
+    def mlp_again(self, config, b, n):
+        assert self.inside
+        return self.mlp(config, b, n)[1]
+
+    @contextmanager
+    def running_again(self):
+        assert not self.inside
+        self.inside = True
+        yield
+        self.inside = False
 
     def loss(self, n, W, targets, scale, dW=None, cap=0.0):
         rows, t = n.reshape(1, -1, n.shape[-1]), targets.reshape(1, -1, targets.shape[-1])
@@ -133,6 +146,10 @@ def test_an_engine_may_have_its_own_composites(config):
     np.testing.assert_allclose(other_sums, sums, rtol=TOLERANCE)
     for name in dw:
         assert relative_error(other[name], dw[name]) <= TOLERANCE, name
+    again = Frugal()
+    again.recompute = True  # layers as well
+    _, same = gradient(again, problem, problem.w.zeros_like())
+    assert same.flat.tobytes() == other.flat.tobytes()
     just_sums = loss_sums(Frugal(), config, problem.w, problem.tokens, problem.targets)
     np.testing.assert_allclose(just_sums, sums, rtol=TOLERANCE)
 
@@ -140,9 +157,10 @@ def test_an_engine_may_have_its_own_composites(config):
 def test_the_engine_of_these_tests_overrides_every_composite():
     composites = {name for name in vars(Engine) if name[0] != "_"} - set(OPERATIONS)
     composites -= {"norm_heads", "norm_heads_backward"}  # CpuEngine overrides these: test_cpu
+    composites -= {"recompute", "forward_only"}  # which an engine may set
     assert composites == {name for name in vars(Listening) | vars(Frugal) if name[0] != "_"} - {
-        "ROWS"
-    }
+        "ROWS", "inside"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("config", ARCHITECTURES.values(), ids=ARCHITECTURES)

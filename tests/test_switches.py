@@ -288,10 +288,10 @@ LATER = ("norm_eps", "rope_base", "rope_scaling", *SCALES, "head_width", "qkv_bi
 
 
 def older(record):
-    """What config.json says, as it was written before there were LATER switches, and Muon."""
+    """What config.json says, as it was before there were LATER switches, Muon and recompute."""
     model = {name: value for name, value in record["model"].items() if name not in LATER}
     training = {name: value for name, value in record["training"].items()
-                if name not in ("optimizer", "momentum")}  # fmt: skip
+                if name not in ("optimizer", "momentum", "recompute")}  # fmt: skip
     return {**record, "model": model, "training": training}
 
 

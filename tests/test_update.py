@@ -576,6 +576,11 @@ def test_segments_that_do_not_fit(part, message):
         adamw.tiles([part])
 
 
+def test_a_table_of_no_segments_is_empty():
+    table = adamw.tiles([])
+    assert table.shape == (0, 4) and table.dtype == np.int32
+
+
 def test_buffers_that_do_not_fit():
     f, table = np.zeros(8, np.float32), np.zeros((1, 4), np.int32)
     good = dict(weights=f, gradients=f, m=f, v=f, copy=f.view(np.uint16))

@@ -22,6 +22,7 @@ from nanoeuler.errors import UserError
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.training.checkpoint import MODEL, read_record, read_save, write_folder, write_record
 from nanoeuler.training.folder import (
+    BEST,
     checkpoint_name,
     checkpoints,
     discard,
@@ -31,7 +32,6 @@ from nanoeuler.training.folder import (
 )
 from nanoeuler.training.run import Run, Settings, identity
 
-BEST = "best"  # folder in a run directory, for --from RUN/best
 SPREAD = 0.3  # measured: this section, s of eq-train-noise
 SURE = 3  # standard deviations: one in 700 values of a normal distribution is further above
 PATIENCE = 3  # validations in a row, since one of twenty may be unlucky

@@ -92,8 +92,9 @@ def locked(out: str | Path) -> Iterator[None]:
 
 
 REQUEST = "request.json"  # the request for a run, until a save holds a step of it
+BEST = "best"  # folder of the best model, written before the save that knows of it
 # The files of a run in its directory, besides its saves.
-NAMES = ("config.json", "tokenizer.json", "metrics.jsonl", "loss.png", "data", REQUEST, LOCK)
+NAMES = ("config.json", "tokenizer.json", "metrics.jsonl", "loss.png", "data", BEST, REQUEST, LOCK)
 # What a killed run leaves of a save or a file; we may remove no other names.
 LEFTOVER = re.compile(
     r"\.(step-\d{8,}|((config|request|tokenizer)\.json|metrics\.jsonl|loss\.png)\.\d+)\.part"

@@ -32,6 +32,7 @@ from nanoeuler.training.folder import (
     clear,
     is_begun,
     locked,
+    read_metrics,
     remove,
 )
 from nanoeuler.training.loop import Execution, Options, fit
@@ -105,7 +106,7 @@ def open_run(
     """A context that locks the directory `out`, and yields the run to train there.
 
     A new run is `begin()`, in a directory that is new or empty, where request.json then holds what
-    is `asked` (`read_request`); what fails before its first save leaves the directory as it was.
+    is `asked` (`read_request`); what fails before its first step leaves the directory as it was.
     With `resume` it is the run that is there, which must have begun with all that is asked and not
     None; or, where a run died before its first save, `begin()` with its request. UserError for
     another directory.
@@ -125,7 +126,7 @@ def open_run(
         try:
             yield _found_or_begun(out, begin, asked, resume)
         except BaseException:
-            if not checkpoints(out):
+            if not checkpoints(out) and not read_metrics(out):
                 clear(out, spared=ASKED if resume else ())
                 if new:
                     with suppress(OSError):  # somebody else has put something there

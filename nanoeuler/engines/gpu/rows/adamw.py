@@ -244,7 +244,7 @@ def segments(weights: Weights) -> list[Segment]:
 
 def tiles(parts: Sequence[Segment], rounds: int = ROUNDS) -> np.ndarray:
     """The table of tiles for a kernel of so many rounds, int32 (blocks, 4)."""
-    size, made = THREADS * LANE * rounds, []
+    size, made = THREADS * LANE * rounds, [np.empty((0, 4), np.int32)]
     for part in parts:
         if part.start % LANE or part.length % LANE or (part.copy >= 0 and part.copy % LANE):
             raise UserError(f"a segment begins at a multiple of {LANE} and is one long: {part}")

@@ -2,7 +2,7 @@
 
 
 # %% sec-backprop-complex-step
-"""What proves a gradient: derivatives (complex steps), plain (a GPT on one page), gradcheck.
+"""Checks of gradients: the complex step (derivatives), a GPT on one page (plain), gradcheck.
 
 May import: model, engines.
 """

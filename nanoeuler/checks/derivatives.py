@@ -2,10 +2,10 @@
 
 
 # %% sec-backprop-complex-step
-"""Derivatives by trying: the complex step and central differences, and how two gradients compare.
+"""Numerical derivatives: the complex step and central differences, and how two gradients compare.
 
-They are slow (one or two runs of the function for each number) and need no derivation: what a
-derived gradient is checked with. Left out: functions of several arrays (close over the others).
+They are slow, because they run the function once or twice for each number. But they need no
+derivation, so they can check a derived gradient. Left out: functions of several arrays.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def complex_step(f: Callable, x: np.ndarray, h: float = COMPLEX_STEP) -> np.ndar
 
 
 def central_difference(f: Callable, x: np.ndarray, h: float = CENTRAL_STEP) -> np.ndarray:
-    """The gradient of `f` at `x` float64 by two runs an element. Equation eq-backprop-central."""
+    """The gradient of `f` at `x` (float64), in two runs per element. Eq. eq-backprop-central."""
     z, gradient = x.copy(), np.empty(x.shape)
     for at in np.ndindex(x.shape):
         z[at] = x[at] + h

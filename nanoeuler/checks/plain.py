@@ -5,8 +5,8 @@
 """A whole GPT on one page, forward and backward, made of the functions of chapters 4 to 6.
 
 Llama's architecture alone: RMSNorm, RoPE, grouped queries, SwiGLU, no biases, and K prediction
-heads. The package trains `model.transformer`, which makes the operations exchangeable and offers
-more architectures; it is compared with this page.
+heads. The package trains `model.transformer`, in which an engine can replace each operation, and
+which has more architectures. The tests compare it with this page.
 """
 
 import numpy as np
@@ -30,7 +30,7 @@ def gpt(
     config: ModelConfig, w: Weights, tokens: np.ndarray, targets: np.ndarray, scale: np.ndarray,
     dw: Weights,
 ) -> np.ndarray:  # fmt: skip
-    """Add to dw the gradient of the loss, eq-backprop-loss; the sums (K,) of -log p in nats."""
+    """Add the gradient of eq-backprop-loss to dw; return the sums (K,) of -log p in nats."""
     (B, T), H, G, D = tokens.shape, config.n_heads, config.n_kv_heads, config.head_dim
     cos, sin = rope_tables(T, D)
     x, saved = embed(tokens, w["embedding"]), []

@@ -37,7 +37,7 @@ _SHOWN = 8  # places that a report names: more would not be read
 
 
 def numbers(places: list[int]) -> str:
-    """The first of the places in words, and how many more there are.
+    """The first of the places as text, and how many more there are.
 
     >>> numbers([3, 8])
     '3, 8'
@@ -47,14 +47,14 @@ def numbers(places: list[int]) -> str:
 
 
 def _talk(record: Any) -> Pair | Conversation:
-    """The conversation that a record holds; an exception, of many kinds, where it holds none."""
+    """The conversation that a record holds; if it holds none, an exception of one of many kinds."""
     match record:
         case {"question": question, "answer": answer}:
             talk: Pair | Conversation = question, answer
         case {"instruction": task, "output": answer}:
             detail = record.get("input") or ""
             talk = f"{task}\n{detail}" if detail else task, answer
-            "".join([task, detail])  # fails where one is no text
+            "".join([task, detail])  # fails if one isn't a text
         case {"messages": messages}:
             roles, texts = ([each[name] for each in messages] for name in ("role", "content"))
             system = texts.pop(0) if roles[0] == "system" else None
@@ -66,12 +66,12 @@ def _talk(record: Any) -> Pair | Conversation:
             raise ValueError("expected a form that is known")
     said = [text for turn in turns_of(talk) for text in turn]
     system = talk.system if isinstance(talk, Conversation) else None
-    "".join([*said, system or ""]).encode()  # no half characters
+    "".join([*said, system or ""]).encode()  # fails on half a surrogate pair
     return talk
 
 
 def _records(text: str) -> Iterator[tuple[int, str, Any]]:
-    """Number, beginning and value of each line (None: no JSON), or of each entry of a list."""
+    """Number, text and value of each line, or of each entry of a list; value None: not JSON."""
     if text.lstrip().startswith("["):
         for number, entry in enumerate(json.loads(text), start=1):
             yield number, json.dumps(entry), entry
@@ -80,7 +80,7 @@ def _records(text: str) -> Iterator[tuple[int, str, Any]]:
 
 
 def _teaches(talk: Pair | Conversation) -> bool:
-    """Whether no question and no answer is empty, or Alpaca's mark for none."""
+    """False if a question or an answer is empty, or an answer is Alpaca's mark for none."""
     said = [text.strip() for turn in turns_of(talk) for text in turn]
     return all(said) and not any(text.startswith(NO_OUTPUT) for text in said[1::2])
 
@@ -88,8 +88,8 @@ def _teaches(talk: Pair | Conversation) -> bool:
 def read_pairs(path: Path) -> list[Pair | Conversation]:
     """The conversations in a file: JSON lines, or a list in JSON, in any of the three forms.
 
-    Those with an empty question or answer are left out, and stderr says which. UserError about
-    what has none of the forms: the first such place, and how many there are.
+    Those with an empty question or answer are left out, and stderr says which. UserError if a
+    record has none of the forms: it names the first such place, and counts them all.
     """
     text = path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
     place = "entry" if text.lstrip().startswith("[") else "line"

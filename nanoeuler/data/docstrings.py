@@ -82,7 +82,7 @@ def paragraphs(text: str) -> list[str]:
 
 
 def _indentation(line):
-    """Spaces before the text of a line; None for a line without any (empty, or a ruled one)."""
+    """Spaces before the text of a line; None for an empty line or one of signs alone."""
     return re.match(" *", line).end() if re.search(r"\w", line) else None
 
 
@@ -138,7 +138,7 @@ def question_and_answer(kind: str, name: str, docstring: str) -> tuple[str, str]
     return (QUESTIONS[kind].format(name), answer) if is_prose(answer) else None
 
 
-# Test suites hold code, not English; the rest are other people's packages in the library's folder.
+# Test suites hold code, not English. The last two hold packages that nanoeuler may not require.
 SKIPPED_FOLDERS = frozenset(("test", "tests", "idle_test", "site-packages", "dist-packages"))
 
 
@@ -173,7 +173,7 @@ def sources() -> dict[str, Path]:
 
 
 def _parsed(path):
-    """The source of a file and its tree; None for what is not UTF-8 or not Python as we know it."""
+    """The source of a file and its tree; None if it can't be read as UTF-8 or parsed as Python."""
     try:
         source = Path(path).read_text(encoding="utf-8")
         with warnings.catch_warnings(action="ignore"):  # of the parser, on code not ours
@@ -186,7 +186,8 @@ def harvest(modules: dict[str, Path]) -> tuple[str, list[tuple[str, str]]]:
     """Read source files {module name: path}; return (text, pairs).
 
     text: paragraphs, one a line, with an empty line between modules. pairs: (question, answer).
-    Nothing occurs twice. Files that are not Python of this version, or not UTF-8, are left out.
+    No paragraph and no answer occurs twice. Files that are not Python of this version, or not
+    UTF-8, are left out.
     """
     text, pairs, seen = [], [], set()
 
@@ -203,6 +204,7 @@ def harvest(modules: dict[str, Path]) -> tuple[str, list[tuple[str, str]]]:
                 prose = [each for part in parts for each in paragraphs(part)]
                 text.append("\n".join(filter(is_new, prose)))
                 candidates = (question_and_answer(*item) for item in definitions(tree, name))
+                # "answer " tells an answer from a paragraph of the text with the same words
                 pairs += [pair for pair in candidates if pair and is_new("answer " + pair[1])]
     return "\n\n".join(filter(None, text)) + "\n", pairs
 
@@ -217,7 +219,7 @@ def key() -> str:
 
 
 def _write(folder, text, pairs):
-    """Write a harvest as `folder`: all of it or nothing, and nothing where it is already."""
+    """Write a harvest as `folder`, completely or not at all; a folder that exists is kept."""
     files = {"corpus.txt": text, "pairs.json": json.dumps(pairs, indent=0), "key.txt": key()}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".harvest-", dir=folder.parent) as place:

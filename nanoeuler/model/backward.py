@@ -6,7 +6,7 @@
 
 Each function takes the gradient of its output first, then what the forward used and saved, last the
 buffers of its parameters' gradients, to which it adds; it returns the gradient of its input. `dx`
-stands for dL/dx. Left out: speed (the CPU engine's business) and the attention that saves no p.
+stands for dL/dx. Left out: speed (the CPU engine's business) and attention without a saved p.
 
 B batch, T positions, C channels, H query heads, G key/value heads, D head width, V vocabulary,
 K predicted tokens, F MLP width; R = H / G query heads share a key/value head.
@@ -18,7 +18,7 @@ from nanoeuler.model.attention import split_heads
 from nanoeuler.model.layers import GELU_CUBIC, GELU_SCALE, erf, places, rope, sigmoid
 from nanoeuler.model.modern import soft_cap
 
-# The target of a position that nothing is to be learned from; never a token, since ids start at 0.
+# The target of a position that the loss doesn't count; never a token, since ids start at 0.
 IGNORE = -1
 
 
@@ -46,8 +46,8 @@ def embed_backward(
 ) -> None:  # fmt: skip
     """Gradient of x = table[tokens] + positions. Equation eq-backprop-embed.
 
-    dx (B, T, C), tokens (B, T) int. Adds to dtable (V, C) and dpositions (T, C). first (B, T) int:
-    as for `layers.embed`. Tokens have no gradient to return.
+    dx (B, T, C), tokens (B, T) int. Adds to dtable (V, C) and dpositions (T, C). first (B, T) int,
+    for packed sequences: where the text of each position begins. Tokens have no gradient to return.
     """
     assert dx.shape == tokens.shape + dtable.shape[1:]
     np.add.at(dtable, tokens, dx)                                       # (1) repeated tokens too
@@ -56,7 +56,7 @@ def embed_backward(
         if first is None:
             dpositions += np.sum(dx, axis=0)                            # (2)
         else:
-            np.add.at(dpositions, places(first), dx)                    # (2) a lookup, too
+            np.add.at(dpositions, places(first), dx)                    # (2) packed
 
 
 # %% sec-backprop-rmsnorm
@@ -93,8 +93,8 @@ def attention_backward(
     """Gradient of causal grouped-query attention. Equation eq-backprop-attention.
 
     dy (B, T, H*D); heads (B, T, H+2G, D) as given to `attention`, n_kv = G; p (B, H, T, T) as saved
-    by it, 0 wherever `first` hides a key, so that `first` is for engines that keep no p. Returns
-    dheads (B, T, H+2G, D).
+    by it. `first` isn't read here, since p is 0 for each key that it hides; engines that save no p
+    need it. Returns dheads (B, T, H+2G, D).
     """
     q, k, v = split_heads(heads, n_kv)
     B, G, R, T, D = q.shape
@@ -105,9 +105,9 @@ def attention_backward(
     dv = np.sum(p.swapaxes(-2, -1) @ dy, axis=2)                        # (1) the group's sum
     dp = dy @ v.swapaxes(-2, -1)                                        # (2)
     dS = p * (dp - np.sum(p * dp, axis=-1, keepdims=True))              # (3) 0 where p is masked
-    dqk = dS / D**0.5                                                   # (4)
-    dq = dqk @ k                                                        # (5)
-    dk = np.sum(dqk.swapaxes(-2, -1) @ q, axis=2)                       # (6) the group's sum
+    dm = dS / D**0.5                                                    # (4)
+    dq = dm @ k                                                         # (5)
+    dk = np.sum(dm.swapaxes(-2, -1) @ q, axis=2)                        # (6) the group's sum
     return np.concatenate([dq.reshape(B, G * R, T, D), dk, dv], axis=1).swapaxes(1, 2)
 
 
@@ -130,13 +130,15 @@ def swiglu_backward(dh: np.ndarray, gate_up: np.ndarray) -> np.ndarray:
 def cross_entropy(
     logits: np.ndarray, targets: np.ndarray, scale: np.ndarray, cap: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The losses of K heads and their gradient. Equations eq-backprop-loss and -cross-entropy.
+    """The losses of K heads and their gradient.
+
+    Equations eq-backprop-loss and eq-backprop-cross-entropy.
 
     logits (B, T, K, V); targets (B, T, K) int in 0..V-1, or IGNORE; scale (K,), the weight of one
     counted target of each head. Returns sums (K,), of -log p over the counted targets (in nats,
     unscaled, float64 for real logits), and dlogits (B, T, K, V) in the dtype of the logits.
-    An engine may write dlogits over logits. cap: c of eq-modern-cap, the softmax then being that of
-    c tanh(logits / c); 0: none.
+    An engine may write dlogits over logits. With a cap above 0, the softmax is that of
+    cap tanh(logits / cap), equation eq-modern-cap.
     """
     assert targets.shape == logits.shape[:-1] and scale.shape == targets.shape[2:]
     assert targets.min() >= IGNORE and targets.max() < logits.shape[-1], "a target is no token"
@@ -187,13 +189,13 @@ def gelu_backward(dh: np.ndarray, u: np.ndarray) -> np.ndarray:
     tanh = np.tanh(GELU_SCALE * (u + GELU_CUBIC * u * u * u))
     dz = GELU_SCALE * (1 + 3 * GELU_CUBIC * u * u)
     share = 0.5 * (1 + tanh)                                            # (1)
-    bend = 0.5 * u * (1 - tanh * tanh) * dz                             # (2)
-    return dh * (share + bend)
+    growth = 0.5 * u * (1 - tanh * tanh) * dz                           # (2)
+    return dh * (share + growth)
 
 
 def gelu_exact_backward(dh: np.ndarray, u: np.ndarray) -> np.ndarray:
     """Gradient of h = gelu_exact(u), both of one shape. Equation eq-backprop-gelu-exact."""
     assert dh.shape == u.shape
     share = 0.5 * (1 + erf(u * 0.5**0.5))                               # (1)
-    bend = u * np.exp(-0.5 * u * u) / (2 * np.pi) ** 0.5                # (2)
-    return dh * (share + bend)
+    growth = u * np.exp(-0.5 * u * u) / (2 * np.pi) ** 0.5              # (2)
+    return dh * (share + growth)

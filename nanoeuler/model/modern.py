@@ -12,7 +12,7 @@ import numpy as np
 
 
 def relu2(u: np.ndarray) -> np.ndarray:
-    """The square of what is positive in u, else 0; u of any shape.
+    """u squared where u is positive, else 0; u of any shape.
 
     Equation eq-modern-relu2; So and others, 2021 (Primer).
     """

@@ -55,9 +55,9 @@ class Weights(Mapping):
 
     `weights["block.0.wqkv"]` is a view; names, shapes and order are `parameter_shapes(config)`.
     `weights.flat` (N,) holds all of them, each padded with zeros to a multiple of 16 elements.
-    `weights.starts[name]` is where a tensor begins there. `weights.blocks[i]` is the `Block` i, and
-    `flat[block_starts[i] :]` begins with it; the last of the `block_starts` is where the blocks
-    end. Give `flat` to lay the names over memory that exists, of the right size and dtype.
+    `weights.starts[name]` is where a tensor begins there. `weights.blocks[i]` is the `Block` i. It
+    begins at `block_starts[i]`, and the last of the `block_starts` is the end of all blocks. If
+    `flat` is given, of the right size and dtype, the views are into it and not into a new buffer.
     """
 
     def __init__(
@@ -160,10 +160,11 @@ def _draw(seed, matrices):
 
 
 def initialise(config: ModelConfig, seed: int, dtype: np.typing.DTypeLike = np.float32) -> Weights:
-    """Fresh `Weights`: gains 1, biases 0, matrices normal with deviation 0.02, or less in two.
+    """Fresh `Weights`: gains 1, biases 0, matrices normal with deviation 0.02.
 
-    wo and w_down, which write to the stream 2L times, are divided by sqrt(2L), or zero where `init`
-    says so. The same seed gives the same weights in every dtype, up to its rounding.
+    wo and w_down, which write to the residual stream 2L times in a pass, are then divided by
+    sqrt(2L), or are 0 if `config.init` is "zero". The same seed gives the same weights in every
+    dtype, up to its rounding.
     """
     weights = Weights(config, dtype)
     _draw(seed, [tensor.reshape(-1) for tensor in weights.values() if tensor.ndim > 1])
@@ -176,5 +177,5 @@ def initialise(config: ModelConfig, seed: int, dtype: np.typing.DTypeLike = np.f
 
 
 def output_matrix(config: ModelConfig, w: Weights) -> np.ndarray:
-    """The matrix (C, K V) from the last stream to the logits; of `Weights`, or of gradients."""
+    """The matrix (C, K V) from the residual stream to the logits, or its gradient, taken from w."""
     return w["embedding"].T if config.tied else w["output"]

@@ -4,8 +4,8 @@
 # %% sec-chat-template
 """The chat template: the one place where a conversation becomes token ids.
 
-One question and one answer, and what a system message says before them; several in a row are a
-longer conversation. Leaves out tools.
+A conversation is questions with their answers, and a system message before them if there is one.
+Leaves out tools.
 """
 
 from collections.abc import Iterable
@@ -25,8 +25,8 @@ template_of = lru_cache(maxsize=4)(ChatTemplate)  # compiled once for a tokenize
 def prompt(tokenizer: Tokenizer, question: str, system: str | None = None) -> list[int]:
     """The ids of a question in the template, up to where the answer begins.
 
-    `system` is a message that comes before it. UserError if the tokenizer lacks one of the marks.
-    A tokenizer that has a template of its own, an imported one, is asked for its form.
+    `system` is a message that comes before it. An imported tokenizer with its own template uses
+    that one. UserError if the tokenizer lacks one of the marks.
     """
     if tokenizer.template:
         return template_of(tokenizer).prompt(messages_of([(question, None)], system))
@@ -69,7 +69,7 @@ def dialogue(
     ids, counted = list[int](), list[bool]()
     for question, answer in turns:
         more, which = conversation(tokenizer, question, answer, system)
-        ids, counted, system = ids + more, counted + which, None  # it is said once
+        ids, counted, system = ids + more, counted + which, None  # it comes once
     return ids, counted
 
 

@@ -75,9 +75,9 @@ def pack(conversations: list[Spelled], context: int) -> tuple[list[list[Spelled]
 class Conversations:
     """Batches for `loop.fit`, of rows that each hold several whole conversations.
 
-    `tokens`, `counted` and `first` (rows, T + K), int32, bool and int32: what is read, whether it
-    is judged, and where in the row its conversation begins. `left_out` are the numbers of those
-    that are longer than the context. UserError if no other is left.
+    Three arrays (rows, T + K): `tokens` int32; `counted` bool, whether each is part of an answer;
+    `first` int32, where in the row its conversation begins. `left_out`: the numbers of the
+    conversations that are longer than the context. UserError if no conversation fits.
     """
 
     def __init__(self, tokenizer: Tokenizer, talks: Iterable[Pair | Conversation], batch_size: int,
@@ -102,15 +102,15 @@ class Conversations:
 
     @property
     def windows(self) -> int:
-        """How many rows a pass over the pairs has, as `batches.Batches` has windows."""
+        """The number of rows, which `batches.Batches` calls windows: a pass reads each row once."""
         return len(self.tokens)
 
     def rows(self, chosen: np.ndarray) -> tuple[np.ndarray, ...]:
         """tokens (B, T), targets (B, T, K) and first (B, T), int32, of the chosen rows (B,)."""
         T, at = self.context, np.arange(self.context)[:, None] + self.ahead
         tokens, counted, first = (x[chosen] for x in (self.tokens, self.counted, self.first))
-        judged = counted[:, at] & (first[:, at] == first[:, :T, None])
-        return tokens[:, :T], np.where(judged, tokens[:, at], IGNORE), first[:, :T]
+        trained = counted[:, at] & (first[:, at] == first[:, :T, None])
+        return tokens[:, :T], np.where(trained, tokens[:, at], IGNORE), first[:, :T]
 
     def batch(self, step: int) -> tuple[np.ndarray, ...]:
         """The `rows` of step 1, 2, ...: each pass visits all of them in a new random order."""
@@ -126,7 +126,10 @@ def held_out_answers(
     tokenizer: Tokenizer, pairs: Iterable[Pair | Conversation], batch_size: int, context: int,
     n_predict: int,
 ) -> HeldOut:  # fmt: skip
-    """What a fine-tuned model is judged by: the bytes of the answers of `pairs`, in their rows."""
+    """The validation set: the answers of `pairs` without their end, in rows as in training.
+
+    UserError if all of them are empty.
+    """
     every = Conversations(tokenizer, pairs, batch_size, context, n_predict)
     inputs, targets, first = every.rows(np.arange(every.windows))
     answers = targets[:, :, 0]
@@ -139,9 +142,10 @@ def held_out_answers(
     return HeldOut(inputs, judged, tokenizer, batch_size, n_predict, first)
 
 
-# A quarter of the rate of training from nothing, `optim.LEARNING_RATE`, and as that by the width.
+# A quarter of the rate of training from scratch, `optim.LEARNING_RATE`. For wide models
+# `optim.rate_for` lowers both.
 LEARNING_RATE = 1e-3
-# One and a half passes over the embedded pairs, half a minute on two cores.
+# Nearly two passes over the embedded pairs.
 FINETUNING = Settings(steps=600)
 
 Base = Path | str | tuple[ModelConfig, Tokenizer, Weights]  # a run directory, or a model's parts
@@ -174,9 +178,10 @@ def finetune(
 
     The last tenth of the pairs is held out. settings None: FINETUNING; settings that leave the
     learning rate open get LEARNING_RATE by `optim.rate_for`. With `resume`, the run in `out` goes
-    on: its settings hold, and base may be None; one that is not must have its architecture and its
-    tokenizer. With `lora`, a `model.lora.Lora`, adapters learn, and `base` must be a run directory.
-    `options` go to `loop.fit`. UserError for wrong pairs, and as `train` raises it.
+    on with its own settings, and base may be None. If base is given, it must have the architecture
+    and the tokenizer of that run. With `lora`, a `model.lora.Lora`, adapters learn, and `base` must
+    be a run directory. `options` go to `loop.fit`. UserError for wrong pairs, and where `train`
+    raises one.
     """
     pairs = checked_pairs(pairs)
     if len(pairs) < 2:

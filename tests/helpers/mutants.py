@@ -210,12 +210,12 @@ ATTENTION = [
     ("(3) mask off by one", "dS = p * (dp", "dS = np.tril(p, -1) * (dp"),
     ("(4) no scale", "dS / D**0.5", "dS"),
     ("(4) scale 1/D", "dS / D**0.5", "dS / D"),
-    ("(5) scores transposed", "dqk @ k", "dqk.swapaxes(-2, -1) @ k"),
-    ("(6) scores not transposed", "dqk.swapaxes(-2, -1) @ q", "dqk @ q"),
+    ("(5) scores transposed", "dm @ k", "dm.swapaxes(-2, -1) @ k"),
+    ("(6) scores not transposed", "dm.swapaxes(-2, -1) @ q", "dm @ q"),
     ("(6) one head of the group", "@ q, axis=2)", "@ q, axis=2, where=[[[True]], [[False]]])"),
     ("(6) the query before", "-1) @ q", "-1) @ np.roll(q, 1, 3)"),
     ("dk and dv exchanged", "D), dk, dv]", "D), dv, dk]"),
-    ("neighbouring heads in different groups", "dqk @ k", "(dqk @ k).swapaxes(1, 2)"),
+    ("neighbouring heads in different groups", "dm @ k", "(dm @ k).swapaxes(1, 2)"),
 ]
 SWIGLU = [
     ("(1) gate as if linear", "sigma * (1 + gate * (1 - sigma))", "sigma"),
@@ -225,16 +225,16 @@ SWIGLU = [
     ("halves exchanged", "[dgate, dup]", "[dup, dgate]"),
 ]
 GELU = [
-    ("(1) dropped", "dh * (share + bend)", "dh * bend"),
+    ("(1) dropped", "dh * (share + growth)", "dh * growth"),
     ("(1) without the half", "share = 0.5 * (1 + tanh)", "share = 1 + tanh"),
     (
         "(1) by the error function",
         "(1 + tanh)",
         '(1 + np.vectorize(__import__("math").erf)(u / 2**0.5))',
     ),
-    ("(2) dropped", "dh * (share + bend)", "dh * share"),
-    ("(2) without the half", "bend = 0.5 * u", "bend = u"),
-    ("(2) without u", "bend = 0.5 * u *", "bend = 0.5 *"),
+    ("(2) dropped", "dh * (share + growth)", "dh * share"),
+    ("(2) without the half", "growth = 0.5 * u", "growth = u"),
+    ("(2) without u", "growth = 0.5 * u *", "growth = 0.5 *"),
     ("(2) tanh not squared", "(1 - tanh * tanh)", "(1 - tanh)"),
     ("(2) the sign of tanh squared", "(1 - tanh * tanh)", "(1 + tanh * tanh)"),
     ("(2) z without its scale", "dz = GELU_SCALE * (", "dz = ("),

@@ -60,11 +60,11 @@ PRODUCTS = [
     Product((STEPS, 768, 3072), (NT, *little(NT))),
     Product((STEPS, 768, 3072), (NN, *little(NN))),
     Product((768, 768, STEPS), (TN, *little(TN))),
-    *(Product((STEPS, 3072, 768), (form, *little(form))) for form in (TWO[0], BACK[0])),
+    *(Product((STEPS, 3072, 768), (form, little(form)[0])) for form in (TWO[0], BACK[0])),
 ]
 OTHERS = [MmaForm("NT", e) for e in ("bias", "bias and gelu", "residual")]
 OTHERS += [*TWO, *BACK, MmaForm("TN", "add", "float32")]
-OTHERS += [each for form in OTHERS for each in little(form)]
+OTHERS += [each for form in OTHERS for each in little(form)[: 1 if form.second else 2]]
 
 
 def label(form):

@@ -6,8 +6,8 @@
 
 wgmma_* are Hopper's: form (tile and epilogue as data), schedule (which block does what), kernel,
 epilogue, rope, column_sums, split_k, launch, batch (Muon's). mma_* are for every card from 8.0 on:
-form, tile, kernel, epilogue, launch. float32 splits an operand into bf16 summands; cublas is
-NVIDIA's library.
+form, tile, kernel, epilogue, launch. float32 splits an operand into bf16 summands, mma_floats does
+it in registers; cublas is NVIDIA's library.
 
 May import: errors, engines.gpu.lang, engines.gpu.tile, engines.gpu.host.
 """

@@ -48,16 +48,17 @@ def make_add_bias(form: MmaForm) -> Callable:
     return add_bias
 
 
-def make_curve(form: MmaForm) -> Callable:
-    """curve_all(acc, tile): sums become a curve of what they are as bf16."""
+def make_curve(form: MmaForm, i: int) -> Callable:
+    """curve_rows(acc, tile): the sums of the i-th 16 rows become a curve of what they are as bf16.
+    """
     curve = curve_of(form.epilogue)
 
-    def curve_all(acc, tile):
-        for i in range(0, SUMS, 2):
-            pair = ptx.pack_bf16(acc[i], acc[i + 1])
-            acc[i], acc[i + 1] = curve(ptx.low_bf16(pair)), curve(ptx.high_bf16(pair))
+    def curve_rows(acc, tile):
+        for j in range(32 * i, 32 * i + 32, 2):
+            pair = ptx.pack_bf16(acc[j], acc[j + 1])
+            acc[j], acc[j + 1] = curve(ptx.low_bf16(pair)), curve(ptx.high_bf16(pair))
 
-    return curve_all
+    return curve_rows
 
 
 def box_row(p, lane):
@@ -79,21 +80,20 @@ def fetch_box(acc, tile):
     cuda.syncwarp()
 
 
-def make_meet(form: MmaForm) -> Callable:
-    """meet(acc, tile): sums meet what is in the box: it's added, or they're multiplied by a curve's
-    slopes there, and the curve takes its place."""
+def make_meet(form: MmaForm, i: int) -> Callable:
+    """meet(acc, tile): the sums of the i-th 16 rows meet what is in the box: it's added, or they're
+    multiplied by a curve's slopes there, and the curve takes its place."""
     meet_pair, second = PAIRS[form.epilogue], form.second
 
     def meet(acc, tile):
-        own = int32(tile.box + pair_at(tile.lane))
-        for i in range(4):
-            for j in range(8):
-                q, at = 32 * i + 4 * j, int32((own ^ (j << 4)) + i * 2048)
-                above = meet_pair(acc, q, ptx.load_shared_int(at))
-                below = meet_pair(acc, q + 2, ptx.load_shared_int(at + 1024))
-                if second:
-                    ptx.store_shared_int(at, above)
-                    ptx.store_shared_int(at + 1024, below)
+        own = int32(tile.box + pair_at(tile.lane) + i * 2048)
+        for j in range(8):
+            q, at = 32 * i + 4 * j, int32(own ^ (j << 4))
+            above = meet_pair(acc, q, ptx.load_shared_int(at))
+            below = meet_pair(acc, q + 2, ptx.load_shared_int(at + 1024))
+            if second:
+                ptx.store_shared_int(at, above)
+                ptx.store_shared_int(at + 1024, below)
         cuda.syncwarp()
 
     return meet
@@ -183,9 +183,10 @@ def epilogue(form: MmaForm) -> list[Callable]:
     """What becomes of a warp's sums: operations on acc and a `Tile`, in order."""
     made: list[Callable] = [make_add_bias(form)] if form.way.aux == "bias" else []
     if form.way.aux == "tile":
-        made += [fetch_box, make_meet(form)]
+        made += [fetch_box, *(make_meet(form, i) for i in range(4))]
     if form.out == "float32":
         return [*made, make_store_floats(form.epilogue == "add")]
     if form.second:
-        made += [send_second] if form.sloped else [put_box, send_second, make_curve(form)]
+        made += [send_second] if form.sloped else [put_box, send_second]
+        made += [] if form.sloped else [make_curve(form, i) for i in range(4)]
     return [*made, put_box, send_box] + [sum_columns] * (form.sums != "no")

@@ -70,6 +70,21 @@ class MmaForm:
             raise UserError(f"a ring has two stages or more, and a group a row of tiles: {self}")
 
     @property
+    def operands(self) -> str:
+        """The dtype of A and B."""
+        return "uint16"
+
+    @property
+    def depth(self) -> int:
+        """Elements of k in a stage: 128 bytes of them."""
+        return DEPTH
+
+    @property
+    def longest(self) -> int:
+        """So many k-blocks at most are one sum's; 0: any number."""
+        return 0
+
+    @property
     def way(self) -> Way:
         """What the epilogue allows and reads, on Hopper as here."""
         return WAYS[self.epilogue]
@@ -137,8 +152,8 @@ def sizes_of(layout: str, a: Any, b: Any, c: Any, parts: int = 1) -> tuple[int, 
 def extents(form: Any, a: Any, b: Any, c: Any, parts: int = 1) -> tuple[int, int, int]:
     """The same, and UserError where dtypes or rows do not fit; form: has layout and out."""
     m, n, k = sizes_of(form.layout, a, b, c, parts)
-    kinds = [str(array.dtype) for array in (a, b, c)]
-    wanted = ["uint16", "uint16", "float32" if form.out == "float32" else "uint16"]
+    kinds, given = [str(array.dtype) for array in (a, b, c)], getattr(form, "operands", "uint16")
+    wanted = [given, given, "float32" if form.out == "float32" else "uint16"]
     if kinds != wanted:
         raise UserError(f"A, B and C are {', '.join(kinds)}; expected {', '.join(wanted)}")
     for array in (a, b, c):

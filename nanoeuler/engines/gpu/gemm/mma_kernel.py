@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.gemm.mma_epilogue import Tile, epilogue, wait_all
-from nanoeuler.engines.gpu.gemm.mma_form import ALIGN, BOX, DEPTH, FRAGMENTS, SIDE, SUMS, MmaForm
+from nanoeuler.engines.gpu.gemm.mma_form import ALIGN, BOX, FRAGMENTS, SIDE, SUMS, MmaForm
 from nanoeuler.engines.gpu.gemm.mma_tile import PARTS, Matrix, make_copies, make_load
 from nanoeuler.engines.gpu.gemm.wgmma_form import HEADER
 from nanoeuler.engines.gpu.lang import ptx
@@ -44,16 +44,16 @@ def make_corner(form: MmaForm) -> Any:
     return corner
 
 
-def make_sources(form: MmaForm) -> tuple[Any, Any, Any]:
-    """begin, fetch, forward: what copies k-blocks of A and B into the ring.
+def make_sources(form: MmaForm, copies: Any = make_copies) -> tuple[Any, Any, Any]:
+    """begin, fetch, forward: what copies k-blocks of A and B into the ring, by `copies` of each.
 
     begin(a, b, row, column, first, base, t) -> the sources of A and B, from k-block `first` on;
     fetch(part, ahead, sources): a part of the copies into the stage at byte `ahead`;
     forward(sources) -> the same for the next k-block.
     """
-    middle = form.rows * DEPTH * 2
-    begin_a, fetch_a, forward_a = make_copies(form, form.layout[0] == "N", form.rows)
-    begin_b, fetch_b, forward_b = make_copies(form, form.layout[1] == "T", form.columns)
+    middle = form.rows * ALIGN  # a row of 128 bytes, or as many bytes in other rows
+    begin_a, fetch_a, forward_a = copies(form, form.layout[0] == "N", form.rows)
+    begin_b, fetch_b, forward_b = copies(form, form.layout[1] == "T", form.columns)
 
     def begin(a, b, row, column, first, base, t):
         return begin_a(a, row, first, base, t), begin_b(b, column, first, base + middle, t)
@@ -68,22 +68,28 @@ def make_sources(form: MmaForm) -> tuple[Any, Any, Any]:
     return begin, fetch, forward
 
 
-def make_fragments(form: MmaForm) -> tuple[Any, Any]:
-    """find(base, warp, lane) -> where a lane reads in stage 0; load(a, b, at, slot, step)."""
-    middle, upright = form.rows * DEPTH * 2, form.rows // SIDE
-    find_a, load_a = make_load(form.layout[0] == "N", form.rows, True)
-    find_b, load_b = make_load(form.layout[1] == "T", form.columns, False)
+def make_find(form: MmaForm, find_a: Any, find_b: Any) -> Any:
+    """find(base, warp, lane) -> where a lane reads of A and of B in stage 0."""
+    middle, upright = form.rows * ALIGN, form.rows // SIDE
 
     def find(base, warp, lane):
         of_a = find_a(lane, int32(warp % upright * SIDE))
         of_b = find_b(lane, int32(warp // upright * SIDE))
         return int32(base + of_a), int32(base + middle + of_b)
 
+    return find
+
+
+def make_fragments(form: MmaForm) -> tuple[Any, Any]:
+    """find, as above, and load(a, b, at, slot, step): a step's fragments."""
+    find_a, load_a = make_load(form.layout[0] == "N", form.rows, True)
+    find_b, load_b = make_load(form.layout[1] == "T", form.columns, False)
+
     def load(a, b, at, slot, step):
         load_a(a, at[0] + slot, step)
         load_b(b, at[1] + slot, step)
 
-    return find, load
+    return make_find(form, find_a, find_b), load
 
 
 def make_multiply(form: MmaForm) -> Any:
@@ -150,14 +156,14 @@ class Pitches(NamedTuple):
     second: int
 
 
-@cache
-def mma_kernel(form: MmaForm) -> Kernel:
+def make_kernel(form: MmaForm, begin: Any, multiply: Any) -> Kernel:
     """The kernel: arrays; m, n, k; elements from row to row of each array.
 
-    With pieces, blockIdx.y has a range of the k-blocks each, and C is `pieces` of float32 (m, n).
+    begin, multiply: as `make_sources` and `make_multiply` give them. With pieces, blockIdx.y has a
+    range of the k-blocks each, and C is `pieces` of float32 (m, n).
     """
-    corner, multiply, finish = make_corner(form), make_multiply(form), in_order(epilogue(form))
-    begin, upright, clear = make_sources(form)[0], form.rows // SIDE, ptx.zeros(SUMS)
+    corner, finish, depth = make_corner(form), in_order(epilogue(form)), form.depth
+    upright, clear = form.rows // SIDE, ptx.zeros(SUMS)
     dense_a, dense_b = form.layout[0] == "N", form.layout[1] == "T"
 
     def gemm_mma(to: Arrays, m, n, k, of: Pitches):
@@ -167,12 +173,12 @@ def mma_kernel(form: MmaForm) -> Kernel:
         warp, lane = int32(t >> 5), int32(t & 31)
         row, column = corner(int32(cuda.blockIdx.x), m, n)
         piece, pieces = int32(cuda.blockIdx.y), int32(cuda.gridDim.y)
-        blocks = ptx.divide(k + (DEPTH - 1), DEPTH)
+        blocks = ptx.divide(k + (depth - 1), depth)
         first = ptx.divide(blocks * piece, pieces)
         last = ptx.divide(blocks * (piece + 1), pieces)
         acc = cuda.local.array(SUMS, float32)
         clear(acc)
-        end = int32(min(k, last * DEPTH))
+        end = int32(min(k, last * depth))
         left = Matrix(to.a, of.a, m, end) if dense_a else Matrix(to.a, of.a, end, m)
         right = Matrix(to.b, of.b, n, end) if dense_b else Matrix(to.b, of.b, end, n)
         sources = begin(left, right, row, column, first, base, t)
@@ -188,6 +194,12 @@ def mma_kernel(form: MmaForm) -> Kernel:
 
     args, more = "l l l l l l r r r r r r r r", {"resident": form.resident, "target": (8, 0)}
     return Kernel(gemm_mma, args, form.threads, form.shared, **more)
+
+
+@cache
+def mma_kernel(form: MmaForm) -> Kernel:
+    """The kernel for operands in bf16."""
+    return make_kernel(form, make_sources(form)[0], make_multiply(form))
 
 
 # %% sec-mma-host

@@ -4,11 +4,11 @@
 # %% sec-mma-host
 """Products by mma.sync, as launches: how many pieces, how much space, which tile for which card."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypedDict, Unpack
 
 from nanoeuler.engines.gpu.gemm.mma_form import (
-    DEPTH,
     SIDE,
     MmaForm,
     fit,
@@ -20,7 +20,7 @@ from nanoeuler.engines.gpu.gemm.mma_kernel import SUM_THREADS, mma_kernel, sum_k
 from nanoeuler.engines.gpu.gemm.wgmma_column_sums import WIDE, columns_kernel
 from nanoeuler.engines.gpu.gemm.wgmma_form import HEADER
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS, SHARED, limit
-from nanoeuler.engines.gpu.lang.kernel import Launch, cover
+from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch, cover
 from nanoeuler.errors import UserError
 
 # The cost of a tile besides its k-blocks (ring filled, sums stored), in k-blocks; about.
@@ -35,7 +35,8 @@ def pieces_of(form: MmaForm, m: int, n: int, k: int, blocks: int = MULTIPROCESSO
     """Into how many pieces k is cut, on a machine that runs `blocks` blocks at once."""
     if form.out != "float32":
         return 1
-    tiles, k_blocks = cover(m, form.rows) * cover(n, form.columns), cover(k, DEPTH)
+    tiles, k_blocks = cover(m, form.rows) * cover(n, form.columns), cover(k, form.depth)
+    least = cover(k_blocks, form.longest) if form.longest else 1
     moved = BYTES * blocks / form.resident * form.columns / 256  # meanwhile, by all of memory
 
     def cost(pieces: int) -> float:
@@ -43,7 +44,7 @@ def pieces_of(form: MmaForm, m: int, n: int, k: int, blocks: int = MULTIPROCESSO
         summed = pieces * m * n * 8 / moved if pieces > 1 else 0
         return waves * (cover(k_blocks, pieces) + TILE_COST) + summed
 
-    return min(range(1, min(MOST_PIECES, k_blocks) + 1), key=cost)
+    return min(range(least, max(least, min(MOST_PIECES, k_blocks)) + 1), key=cost)
 
 
 def lines_of(form: MmaForm, m: int) -> int:
@@ -64,13 +65,14 @@ class Given(TypedDict, total=False):
 
     second: uint16 (m, n), where the form stores one; it may be aux. sums: float32 (n,), where it
     sums columns. space: `space_for` bytes, as they are. blocks: how many run at once,
-    multiprocessors times form.resident.
+    multiprocessors times form.resident. make: makes a form's kernel, `mma_kernel` by default.
     """
 
     second: Any
     sums: Any
     space: Any
     blocks: int
+    make: Callable[[Any], Kernel]
 
 
 def mma_product(
@@ -82,7 +84,8 @@ def mma_product(
     that sums meet, uint16.
     """
     second, sums, space = (given.get(name) for name in ("second", "sums", "space"))
-    blocks, (m, n, k) = given.get("blocks", MULTIPROCESSORS), fit(form, a, b, c, aux)
+    blocks, make = given.get("blocks", MULTIPROCESSORS), given.get("make", mma_kernel)
+    m, n, k = fit(form, a, b, c, aux)
     fit_more(form, m, n, second, sums)
     pieces, need = pieces_of(form, m, n, k, blocks), space_for(form, m, n, k, blocks)
     require_space(space, need, (m, n, k))
@@ -90,7 +93,7 @@ def mma_product(
     sizes = m, n, k, pitch(a), pitch(b)
     if pieces > 1:
         wide = cover(n, 4) * 4
-        parts, add = mma_kernel(replace(form, epilogue="store")), form.epilogue == "add"
+        parts, add = make(replace(form, epilogue="store")), form.epilogue == "add"
         last = (space, c, m, n, wide, pitch(c), pieces)
         return [
             Launch(parts, grid, (a, b, space, 0, 0, 0, *sizes, wide, 0, 0)),
@@ -98,7 +101,7 @@ def mma_product(
         ]
     extra = [0 if x is None else x for x in (aux, second)] + [space if need else 0]
     pitches = pitch(aux) if form.way.aux == "tile" else 0, pitch(second) if form.second else 0
-    kernel = mma_kernel(form if form.sums == "no" else replace(form, sums="store"))
+    kernel = make(form if form.sums == "no" else replace(form, sums="store"))
     launches = [Launch(kernel, grid, (a, b, c, *extra, *sizes, pitch(c), *pitches))]
     if form.sums != "no":
         args = space, lines_of(form, m), n, sums

@@ -15,6 +15,7 @@ import numpy as np
 
 from nanoeuler.engines.gpu.gemm.choice import HOPPER, product_on, space_on
 from nanoeuler.engines.gpu.gemm.float32 import eights, pieces_product, split_shapes
+from nanoeuler.engines.gpu.gemm.mma_floats import floats_product, in_registers
 from nanoeuler.engines.gpu.lang.kernel import Launch
 from nanoeuler.engines.gpu.step.program import Array, Recording, Work
 
@@ -83,8 +84,16 @@ class Multiplier:
         )  # fmt: skip
 
     def float32(self, layout: str, a: Array, b: Array, c: Array, epilogue: str) -> list[Launch]:
-        """Split both operands, then multiply all pairs of pieces that matter (appendix K)."""
+        """Split both operands, then multiply all pairs of pieces that matter (appendix K).
+
+        With two pieces, and without wgmma, a product does both.
+        """
         (m, n), k = c.shape, a.shape[layout[0] == "N"]
+        if in_registers(self.capability, self.pieces):
+            return floats_product(
+                self.capability, layout, a, b, c, epilogue, blocks=self.multiprocessors,
+                place=lambda need: self.recording.whole(SPACE, (need,), np.uint8),
+            )  # fmt: skip
         if layout[0] == "T" and m % 8:  # what stands behind each row is split as well, in eights
             a = replace(a, shape=(k, eights(m)))
         shapes = split_shapes(layout, m, n, k, self.pieces, blocks=self.multiprocessors)

@@ -202,10 +202,11 @@ def test_a_window_is_a_row_of_limits_too(W):
     assert off(a) < 1
 
 
-def test_texts_and_the_order_of_blocks():
+@pytest.mark.parametrize("H", kept([1, 2], 1))  # two blocks of queries; heads have blocks, too
+def test_texts_and_the_order_of_blocks(H):
     outcomes = []
     for seed in (None, 7):
-        a = in_texts(inputs(1, 2, 1, 140, 32), [[33, 80, 27]])
+        a = in_texts(inputs(1, H, 1, 140, 32), [[33, 80, 27]])
         play(a, seed)
         outcomes.append([a[name].tobytes() for name in NAMES])
     assert outcomes[0] == outcomes[1]

@@ -5,8 +5,8 @@ two switches go together shows itself in one of them; what it takes three for is
 product. See Kuhn, Wallace and Gallo, "Software fault interactions and implications for software
 testing" (2004): two suffice for most, not for all.
 
-Of planted mistakes that take a second or more each, one in a few: they test the test, which changes
-less often than the code. That all of them can still be planted is for `make test`, too
+Of planted mistakes that take tenths of a second each, one in several: they test the test, which
+changes less often than the code. That all of them can still be planted is for `make test`, too
 (`mutants.source`).
 """
 

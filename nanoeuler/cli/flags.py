@@ -350,9 +350,9 @@ def load_tokenizer(path: Path) -> "LoadedTokenizer":
 
 def preset_config(name: str | None) -> "ModelConfig":
     """The preset of that name; the default one for None."""
-    from nanoeuler.model.config import PRESETS
+    from nanoeuler.model.config import PRESET, PRESETS
 
-    name = next(iter(PRESETS)) if name is None else name  # that of training.train.PRESET
+    name = PRESET if name is None else name
     if name not in PRESETS:
         raise UserError(f"unknown preset {name!r}: choose {' or '.join(PRESETS)}")
     return PRESETS[name]

@@ -87,9 +87,9 @@ def train(
 ) -> None:  # fmt: skip
     """Train a model on a text.
 
-    Without flags, it trains the preset small for five minutes on docs. The tokenizer is learned
-    from the text, or is that of prepared data. Flags for sizes and switches change the preset;
-    small-modern also has settings of its own (Muon). --engine auto takes a GPU if there is one.
+    Without flags, it trains the preset small-modern for five minutes on docs. The tokenizer is
+    learned from the text, or is that of prepared data. Flags for sizes and switches change the
+    preset; small-modern has settings of its own (Muon). --engine auto takes a GPU if there is one.
     With --resume, leave out all that the run knows: its data (unless prepared), model and settings.
 
     Example: nanoeuler train --data story.txt --out runs/story --steps 500
@@ -98,7 +98,7 @@ def train(
     from nanoeuler.engines.registry import engine_name
     from nanoeuler.training.best import chosen
     from nanoeuler.training.folder import is_begun
-    from nanoeuler.training.train import RECIPES, settings_for
+    from nanoeuler.training.train import recipe, settings_for
 
     def run(size):
         ids, folder = tokenizer and flags.load_tokenizer(tokenizer), flags.folder_out(out)
@@ -106,7 +106,7 @@ def train(
         begun = folder if resume and is_begun(folder) else None
         api.train(
             data, out=folder, config=flags.config_of(preset, sizes, begun),
-            settings=settings_for(folder, resume, RECIPES.get(preset or ""), **settings),
+            settings=settings_for(folder, resume, recipe(preset), **settings),
             tokenizer=ids, engine=engine_name(engine), resume=resume, **options,
             on_estimate=partial(_print_plan, ranks=size),
             sample=lambda model: f"\n{model.generate(tokens=SAMPLE_TOKENS)}\n",

@@ -24,6 +24,7 @@ from nanoeuler.interop.source import HUB, is_source, read_source
 from nanoeuler.model.config import ModelConfig, count_parameters
 from nanoeuler.model.lora import Lora, merged
 from nanoeuler.model.sizes import resized as resized
+from nanoeuler.model.sizes import usual_vocabulary
 from nanoeuler.model.weights import Weights
 from nanoeuler.planning.counts import stages
 from nanoeuler.planning.lora import lora_memory
@@ -95,6 +96,13 @@ def pairs_of(data: Path | str) -> list[Pair | Conversation]:
             "prepare makes one from a source of pairs"
         )
     return read_pairs(path)
+
+
+def for_text(config: ModelConfig, text: Path | None) -> ModelConfig:
+    """`config` with as many tokens as are usual for the file `text`; None: for docs."""
+    if text and not text.is_file():  # a prepared folder has its own
+        return config
+    return replace(config, vocab_size=usual_vocabulary(text.stat().st_size if text else None))
 
 
 # The classes of arguments, by their names.
@@ -181,11 +189,11 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
 
     data: a text file, the folder of a prepared text, or "docs", the embedded corpus; None is docs
     or, with `resume`, the run's own text. config, settings and tokenizer None: those of the run,
-    with `resume`; else PRESETS["small-modern"] with RECIPES["small-modern"] of training.train, and
-    a tokenizer learned from the text. If only one of config and settings is given, settings are
-    Settings(), or what you gave. options: engine, threads (None: one for each core), save_every
-    (steps, None: by the clock), keep (saves to keep), on_step and on_estimate (see `loop.fit`);
-    `sample(model)` returns a text to show along the way.
+    with `resume`; else PRESETS["small-modern"] (of 512 tokens, if the text is under a megabyte)
+    with RECIPES["small-modern"] of training.train, and a tokenizer learned from the text. If only
+    one of config and settings is given, settings are Settings(), or what you gave. options: engine,
+    threads (None: one for each core), save_every (steps, None: by the clock), keep (saves to keep),
+    on_step and on_estimate (see `loop.fit`); `sample(model)` returns a text to show along the way.
     UserError for a wrong argument, and if disk or memory is too small; KeyboardInterrupt if a
     signal ended the run, once it is saved.
 
@@ -199,10 +207,11 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
     out = path_of("out", out)
     _check(resume, config=config, settings=settings, tokenizer=tokenizer)
     execution = Execution(**options)
-    if not resume:
-        config, settings = training.of_a_new_run(config, settings)
-        settings = _fitting(config, settings, execution)
     text = None if resume and data is None else text_of("docs" if data is None else data)
+    if not resume:
+        usual, settings = training.of_a_new_run(config, settings)
+        config = for_text(usual, text) if config is None else config
+        settings = _fitting(config, settings, execution)
     if tokenizer and text and text.is_dir() and tokenizer.hash != Prepared(text).tokenizer.hash:
         raise UserError(
             f"{text} was prepared with another tokenizer: leave out the tokenizer, or prepare the "

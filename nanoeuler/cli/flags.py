@@ -358,9 +358,11 @@ def preset_config(name: str | None) -> "ModelConfig":
     return PRESETS[name]
 
 
-def learned_size(vocab_size: int | None) -> int:
-    """`vocab_size`; for None, that of the default preset."""
-    return preset_config(None).vocab_size if vocab_size is None else vocab_size
+def learned_size(vocab_size: int | None, size: int | None) -> int:
+    """`vocab_size`; for None, what is usual for a text of `size` bytes, which may be unknown."""
+    from nanoeuler.model.sizes import usual_vocabulary
+
+    return usual_vocabulary(size) if vocab_size is None else vocab_size
 
 
 def config_of(

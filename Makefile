@@ -1,4 +1,4 @@
-# make train     train the small model on this machine, from an empty directory
+# make train     train a small model on this machine, from an empty directory
 # make test      prove every chapter and run the tests, on WORKERS processes
 # make test-all  that, an attack on the whole program, and what takes long: every case of each test
 # make test-gpu  check every kernel on this machine's GPU, and each PTX instruction with its twin

@@ -6,7 +6,7 @@
 
     import nanoeuler as ne
 
-    model = ne.train("text.txt", out="runs/mine", settings=ne.Settings(steps=500))
+    model = ne.train("text.txt", out="runs/mine")
     model = ne.load("runs/mine")
     print(model.generate("The river", tokens=100, seed=3))
 

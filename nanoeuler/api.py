@@ -21,9 +21,10 @@ from nanoeuler.errors import UserError
 from nanoeuler.inference.model import Model, check_kind
 from nanoeuler.interop.peft import with_adapter
 from nanoeuler.interop.source import HUB, is_source, read_source
-from nanoeuler.model.config import PRESETS, ModelConfig, count_parameters
+from nanoeuler.model.config import ModelConfig, count_parameters
 from nanoeuler.model.lora import Lora, merged
 from nanoeuler.model.sizes import resized as resized
+from nanoeuler.model.sizes import usual_vocabulary
 from nanoeuler.model.weights import Weights
 from nanoeuler.planning.counts import stages
 from nanoeuler.planning.lora import lora_memory
@@ -37,7 +38,6 @@ from nanoeuler.training.folder import checkpoints
 from nanoeuler.training.loop import Execution, Options
 from nanoeuler.training.run import Run, Settings, check_batch
 from nanoeuler.training.sft import FINETUNING
-from nanoeuler.training.train import PRESET
 
 Sample = Callable[[Model], str]  # a text that shows what the model can do so far
 
@@ -96,6 +96,13 @@ def pairs_of(data: Path | str) -> list[Pair | Conversation]:
             "prepare makes one from a source of pairs"
         )
     return read_pairs(path)
+
+
+def for_text(config: ModelConfig, text: Path | None) -> ModelConfig:
+    """`config` with as many tokens as are usual for the file `text`; None: for docs."""
+    if text and not text.is_file():  # a prepared folder has its own
+        return config
+    return replace(config, vocab_size=usual_vocabulary(text.stat().st_size if text else None))
 
 
 # The classes of arguments, by their names.
@@ -185,10 +192,12 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
     """Train a model on a text; the folder `out` holds the run afterwards.
 
     data: a text file, the folder of a prepared text, or "docs", the embedded corpus; None is docs
-    or, with `resume`, the run's own text. config, settings and tokenizer None: PRESETS["small"],
-    Settings() and one learned from the text or, with `resume`, the run's. options: engine, threads
-    (None: one for each core), save_every (steps, None: by the clock), keep (saves to keep), on_step
-    and on_estimate (see `loop.fit`); `sample(model)` returns a text to show along the way.
+    or, with `resume`, the run's own text. config, settings and tokenizer None: those of the run,
+    with `resume`; else PRESETS["small-modern"] (of 512 tokens, if the text is under a megabyte)
+    with RECIPES["small-modern"] of training.train, and a tokenizer learned from the text. If only
+    one of config and settings is given, settings are Settings(), or what you gave. options: engine,
+    threads (None: one for each core), save_every (steps, None: by the clock), keep (saves to keep),
+    on_step and on_estimate (see `loop.fit`); `sample(model)` returns a text to show along the way.
     UserError for a wrong argument, and if disk or memory is too small; KeyboardInterrupt if a
     signal ended the run, once it is saved.
 
@@ -202,10 +211,11 @@ def train(data: Path | str | None = None, *, out: Path | str, config: ModelConfi
     out = path_of("out", out)
     _check(resume, config=config, settings=settings, tokenizer=tokenizer)
     execution = Execution(**options)
-    if not resume:
-        config = PRESETS[PRESET] if config is None else config
-        settings = _fitting(config, Settings() if settings is None else settings, execution)
     text = None if resume and data is None else text_of("docs" if data is None else data)
+    if not resume:
+        usual, settings = training.of_a_new_run(config, settings)
+        config = for_text(usual, text) if config is None else config
+        settings = _fitting(config, settings, execution)
     if tokenizer and text and text.is_dir() and tokenizer.hash != Prepared(text).tokenizer.hash:
         raise UserError(
             f"{text} was prepared with another tokenizer: leave out the tokenizer, or prepare the "

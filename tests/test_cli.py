@@ -39,13 +39,13 @@ from nanoeuler.planning import doctor
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import train as training
 from nanoeuler.training.checkpoint import checkpoints
-from nanoeuler.training.train import PRESET
+from nanoeuler.training.train import of_a_new_run
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS, STORY = str(ROOT / "tests"), ROOT / "data" / "river.txt"
 PAIRS = [{"question": f"What is {i}?", "answer": f"The number {i}."} for i in range(40)]
 SMALL = "--steps 4 --batch-size 4 --save-every 2"
-TINY = "--dim 32 --layers 1 --heads 2 --kv-heads 1 --context 64"
+TINY = "--preset small --dim 32 --layers 1 --heads 2 --kv-heads 1 --context 64"
 NINES = "9" * 400  # a number of which no float is large enough
 
 
@@ -492,7 +492,7 @@ def test_a_model_is_trained_with_a_tokenizer_that_is_there(nanoeuler, tmp_path):
     models = [model(tmp_path / name).read_bytes() for name in ("run", "again")]
     assert models[0] == models[1]
 
-    for line in (run, f"{run} {TINY} --preset small --tokenizer {tmp_path / 'given.json'}"):
+    for line in (run, f"{run} {TINY} --tokenizer {tmp_path / 'given.json'}"):
         assert nanoeuler(f"{line} --resume")[0] == 0
     code, _, err = nanoeuler(f"{run} --resume --tokenizer {tmp_path / 'other.json'}")
     assert code == 2 and f"holds a run with tokenizer {given.hash}, but {other.hash}" in err
@@ -1015,7 +1015,7 @@ assert gemm.multiply.dispatcher.signatures and gemm.multiply_heads.dispatcher is
 
 
 def test_the_usual_preset_of_a_plan_is_that_of_training():
-    assert flags.preset_config(None) == PRESETS[PRESET]
+    assert flags.preset_config(None) == of_a_new_run(None, None)[0]
 
 
 def test_eval_shows_on_a_terminal_how_far_it_is(runs, nanoeuler):

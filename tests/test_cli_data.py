@@ -34,7 +34,7 @@ STORY = (ROOT / "data" / "river.txt").read_text()
 HOST = "https://texts.invalid"  # a catalogue allows no http; the tests put their server there
 REAL = Path(os.environ.get("NANOEULER_DATA", project_root() / ".." / "shared" / "data"))
 SMALL = "--batch-size 4 --save-every 2"
-TINY = "--dim 32 --layers 1 --heads 2 --kv-heads 1 --context 64"
+TINY = "--preset small --dim 32 --layers 1 --heads 2 --kv-heads 1 --context 64"
 
 # Five books as Project Gutenberg wraps them, of which two are the same; a play; questions.
 PARTS = [STORY[i * 3000 : (i + 1) * 3000].strip() for i in range(4)]

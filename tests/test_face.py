@@ -21,13 +21,14 @@ from nanoeuler.engines.gpu.step import stepper
 from nanoeuler.engines.gpu.step.precision import PRECISIONS
 from nanoeuler.engines.registry import make_stepper
 from nanoeuler.inference import evaluate, model
-from nanoeuler.model.config import CHOICES, SCALES
+from nanoeuler.model.config import CHOICES, PRESET, SCALES
+from nanoeuler.model.sizes import usual_vocabulary
 from nanoeuler.model.weights import Weights, initialise
 from nanoeuler.training import sft
 from nanoeuler.training.checkpoint import read_record
 from nanoeuler.training.folder import read_metrics
 from nanoeuler.training.optim import AdamW
-from nanoeuler.training.train import RECIPES
+from nanoeuler.training.train import RECIPES, of_a_new_run, recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 STORY = ROOT / "data" / "river.txt"
@@ -53,7 +54,7 @@ def base(folder):
 def test_the_examples_of_the_docstrings_run(module, folder, base, tmp_path, capfd, monkeypatch):
     os.symlink(folder / "base", tmp_path / "base")
     short = ne.Settings(steps=3, batch_size=4)  # the examples ask for no sizes of a model
-    monkeypatch.setitem(ne.PRESETS, "small", TINY)
+    monkeypatch.setitem(ne.PRESETS, PRESET, TINY)
     names = {"model": base, "folder": tmp_path, "story": STORY, "settings": short, "ne": ne}
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     done = doctest.testmod(module, extraglobs=names, optionflags=flags)
@@ -471,7 +472,8 @@ def test_every_setting_has_a_flag_that_reaches_the_run(tmp_path, folder):
              for word in (f"--{name.replace('_', '-')}", str(value))]  # fmt: skip
     sizes = "--dim 32 --layers 1 --heads 2 --kv-heads 1 --context 32 --vocab-size 280".split()
     run = tmp_path / "run"
-    assert cli.main(["train", "--data", str(STORY), "--out", str(run), *typed, *sizes]) == 0
+    line = ["train", "--preset", "small", "--data", str(STORY), "--out", str(run)]
+    assert cli.main([*line, *typed, *sizes]) == 0
     assert dataclasses.asdict(read_record(run).settings) == CHANGED | {"recompute": False}
     config = read_record(run).config
     assert config == api.resized(ne.PRESETS["small"], dim=32, n_layers=1, n_heads=2,
@@ -490,7 +492,7 @@ SIZED = "--dim 32 --layers 1 --heads 2 --kv-heads 1 --context 32 --vocab-size 28
 
 
 def test_the_switches_of_a_block_have_flags_that_reach_the_run(tmp_path):
-    line = ["train", "--data", str(STORY), "--steps", "1", "--batch-size", "2", *SIZED]
+    line = ["train", "--preset", "small", "--data", str(STORY), "--steps", "1", *SIZED]
     assert cli.main([*line, "--out", str(tmp_path / "run"), *SWITCHED]) == 0
     config = read_record(tmp_path / "run").config
     switched = dict(n_predict=1, mlp="relu2", qk_norm=True, logit_cap=15.0, init="zero")
@@ -498,12 +500,30 @@ def test_the_switches_of_a_block_have_flags_that_reach_the_run(tmp_path):
     assert config.hidden == 4 * 32  # no gate any more
 
 
-def test_a_preset_brings_its_recipe_and_flags_come_before_it(tmp_path):
-    line = ["train", "--data", str(STORY), "--preset", "small-modern", "--steps", "1", *SIZED]
+def test_a_new_run_is_of_the_default_preset_by_its_recipe(tmp_path, monkeypatch):
+    small, own = ne.PRESETS["small"], ne.Settings(steps=1)
+    assert PRESET == "small-modern" and recipe() == recipe(PRESET) == RECIPES[PRESET]
+    assert recipe("small") == ne.Settings()
+    assert of_a_new_run(None, None) == (ne.PRESETS[PRESET], RECIPES[PRESET])
+    assert of_a_new_run(small, None) == (small, ne.Settings())  # a model of one's own
+    assert of_a_new_run(None, own) == (ne.PRESETS[PRESET], own)
+    assert of_a_new_run(small, own) == (small, own)
+    tiny = api.resized(ne.PRESETS[PRESET], dim=16, n_layers=1, context=16)
+    monkeypatch.setitem(ne.PRESETS, PRESET, tiny)
+    monkeypatch.setitem(RECIPES, PRESET, dataclasses.replace(RECIPES[PRESET], steps=1))
+    model = ne.train(STORY, out=tmp_path / "run")
+    settings = read_record(tmp_path / "run").settings
+    assert model.config == dataclasses.replace(tiny, vocab_size=512)  # the story is short
+    assert (settings.optimizer, settings.momentum) == ("muon", 0.9)
+
+
+@pytest.mark.parametrize("named", [[], ["--preset", "small-modern"]], ids=["default", "named"])
+def test_a_preset_brings_its_recipe_and_flags_come_before_it(named, tmp_path):
+    line = ["train", "--data", str(STORY), *named, "--steps", "1", *SIZED]
     recipe = RECIPES["small-modern"]
     assert cli.main([*line, "--out", str(tmp_path / "own")]) == 0
     record = read_record(tmp_path / "own")
-    assert record.config.mlp == "relu2" and record.config.qk_norm
+    assert record.config.n_predict == 1 and record.config.qk_norm
     settings = dataclasses.asdict(record.settings)
     wanted = dataclasses.asdict(recipe) | {"steps": 1, "lr": settings["lr"]}
     assert settings == wanted and wanted["optimizer"] == "muon"
@@ -515,12 +535,26 @@ def test_a_preset_brings_its_recipe_and_flags_come_before_it(tmp_path):
     assert cli.main([*line, "--out", str(tmp_path / "own"), "--resume"]) == 0
 
 
+def test_a_vocabulary_that_nobody_chose_is_smaller_for_a_short_text(tmp_path):
+    for size, tokens in ((0, 512), (999_999, 512), (1_000_000, 4096), (None, 4096)):
+        assert usual_vocabulary(size) == tokens
+        assert flags.learned_size(None, size) == tokens and flags.learned_size(7, size) == 7
+    long, preset = tmp_path / "long.txt", ne.PRESETS[PRESET]
+    long.write_bytes(bytes(1_000_000))
+    assert api.for_text(preset, long) == api.for_text(preset, None) == preset
+    assert api.for_text(preset, STORY) == dataclasses.replace(preset, vocab_size=512)
+    assert api.for_text(ne.PRESETS["euler-10m"], tmp_path) == ne.PRESETS["euler-10m"]  # a folder
+    line = ["train", "--data", str(STORY), "--steps", "1", "--preset"]
+    assert cli.main([*line, "euler-10m", "--out", str(tmp_path / "large")]) == 2  # its 2,048 tokens
+    assert not (tmp_path / "large").exists()
+
+
 def test_another_activation_has_the_width_of_its_rule():
     small = ne.PRESETS["small"]
     assert api.resized(small, mlp="relu2").hidden == api.resized(small, mlp="gelu").hidden == 512
     assert api.resized(small, mlp="relu2", dim=64).hidden == 256
     assert api.resized(small, mlp="relu2", hidden=100).hidden == 100
-    assert api.resized(ne.PRESETS["small-modern"], mlp="swiglu").hidden == small.hidden
+    assert ne.PRESETS["small-modern"].hidden == small.hidden
     assert api.resized(ne.PRESETS["small-modern"], mlp="gelu", n_layers=2).hidden == 512
 
 

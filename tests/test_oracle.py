@@ -150,7 +150,7 @@ def differences(config, other=None):
 
 SCALED = {  # heads, groups, switches and K stay those of the preset; widths, layers, texts shrink
     "small": dict(vocab_size=61, dim=32, hidden=86, n_layers=3, context=14),
-    "small-modern": dict(vocab_size=71, dim=32, hidden=128, n_layers=3, context=14),
+    "small-modern": dict(vocab_size=71, dim=32, hidden=86, n_layers=3, context=14),
     "euler-10m": dict(vocab_size=67, dim=48, hidden=128, n_layers=3, context=14),
     "euler-116m": dict(vocab_size=73, dim=48, hidden=128, n_layers=3, context=14),
     "gpt2-124m": dict(vocab_size=97, dim=48, hidden=192, n_layers=3, context=14),

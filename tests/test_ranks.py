@@ -481,7 +481,7 @@ here = pytest.mark.skipif(
     find_spec("mpi4py") is None or launch.launcher() is None,
     reason="needs mpi4py and a launcher: pip install -e '.[distributed]'",
 )
-SIZES = "--dim 16 --layers 1 --heads 2 --kv-heads 1 --context 32 --vocab-size 270"
+SIZES = "--preset small --dim 16 --layers 1 --heads 2 --kv-heads 1 --context 32 --vocab-size 270"
 RUN = f"--steps 12 --batch-size 32 {SIZES} --engine cpu --save-every 4 --keep 9 --lr 0.01"
 WORDS = ["river", "stone", "the", "old", "boat", "went", "slowly", "under", "bridge", "lamp"]
 

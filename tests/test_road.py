@@ -16,6 +16,7 @@ from nanoeuler.cli import main as cli
 from nanoeuler.cli import pipeline
 from nanoeuler.cli import train as cli_train
 from nanoeuler.errors import UserError
+from nanoeuler.model.config import PRESET
 from nanoeuler.training import dpo as preferring
 from nanoeuler.training.checkpoint import load_model
 
@@ -125,6 +126,7 @@ def test_a_code_that_is_not_zero_is_handed_on(tmp_path):
 
 
 def test_sizes():
+    assert pipeline.SIZES["laptop"] == (PRESET, {}, {}, {}, {})  # what commands do without flags
     assert pipeline.chosen_size("auto", "cpu", None) is pipeline.SIZES["laptop"]
     assert pipeline.chosen_size("auto", "cuda", None) is pipeline.SIZES["gpu"]
     evening = pipeline.chosen_size("gpu", "cuda", 240.0)

@@ -134,6 +134,12 @@ def _named(what):
     return Source(Path(what[0]).stem, title, "", "", "text", files)
 
 
+def _bytes(source):
+    """The bytes of a source's files, None if they aren't known."""
+    own = [Path(file.name) for file in source.files]
+    return sum(path.stat().st_size for path in own) if all(map(Path.is_file, own)) else source.bytes
+
+
 def _write_pairs(source, fetched, out):
     """Write the question-answer pairs of a source to out/pairs.jsonl; return how many."""
     import json
@@ -204,8 +210,9 @@ def data_prepare(
 ) -> None:  # fmt: skip
     """Turn a text into tokens for training, or collect its pairs.
 
-    The vocabulary is learned from the text, with --vocab-size ids (by default those of the preset
-    small), or it is that of --tokenizer. By default, --out is data/prepared/NAME of the checkout.
+    The vocabulary is learned from the text, with --vocab-size ids (4096 unless you choose, or 512
+    for a text under a megabyte), or it is that of --tokenizer. By default, --out is
+    data/prepared/NAME of the checkout.
 
     Example: nanoeuler data prepare tinyshakespeare --vocab-size 1024
     """
@@ -222,7 +229,7 @@ def data_prepare(
         if source.format == "pairs":
             count, then = f"{_write_pairs(source, fetched, out):,} pairs", "sft"
         else:
-            size = flags.learned_size(vocab_size)
+            size = flags.learned_size(vocab_size, _bytes(source))
             count = _write_tokens(source, fetched, out, size, known)
             count, then = f"{count:,} tokens", "train"
     except KeyboardInterrupt:

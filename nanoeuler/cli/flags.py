@@ -355,17 +355,19 @@ def load_tokenizer(path: Path) -> "LoadedTokenizer":
 
 def preset_config(name: str | None) -> "ModelConfig":
     """The preset of that name; the default one for None."""
-    from nanoeuler.model.config import PRESETS
+    from nanoeuler.model.config import PRESET, PRESETS
 
-    name = next(iter(PRESETS)) if name is None else name  # that of training.train.PRESET
+    name = PRESET if name is None else name
     if name not in PRESETS:
         raise UserError(f"unknown preset {name!r}: choose {' or '.join(PRESETS)}")
     return PRESETS[name]
 
 
-def learned_size(vocab_size: int | None) -> int:
-    """`vocab_size`; for None, that of the default preset."""
-    return preset_config(None).vocab_size if vocab_size is None else vocab_size
+def learned_size(vocab_size: int | None, size: int | None) -> int:
+    """`vocab_size`; for None, what is usual for a text of `size` bytes, which may be unknown."""
+    from nanoeuler.model.sizes import usual_vocabulary
+
+    return usual_vocabulary(size) if vocab_size is None else vocab_size
 
 
 def config_of(

@@ -71,7 +71,7 @@ SIZES = {
                           "vocab_size": 300},
                 {"steps": 40, "batch_size": 8}, {"steps": 20, "batch_size": 4},
                 {"steps": 4, "batch_size": 4}),
-    "laptop": Size("small", {}, {}, {}, {}),
+    "laptop": Size("small-modern", {}, {}, {}, {}),
     # The runs of chapter 9a: 2,000 steps read 25 books nine times, 220 the 4,900 pairs.
     "gpu": Size("euler-116m", {},
                 {"steps": 2000, "batch_size": 64, "warmup": 200, "weight_decay": 4.0},

@@ -123,10 +123,11 @@ def tokenizer_train(
 
     from nanoeuler.data import docstrings
 
-    vocab_size, total = flags.learned_size(vocab_size), _check_files(files or [], out)
+    total = _check_files(files or [], out)
     if not files:
         files = [docstrings.text_path()]
         total = _size(files[0])
+    vocab_size = flags.learned_size(vocab_size, total)
     began = time.perf_counter()
     tokenizer, first = _learned(files, total, vocab_size)
     tokenizer.save(out)

@@ -56,6 +56,20 @@ def _print_plan(run, seconds_per_step, ranks=1):
     print(size_lines(*sizes, left, **options), file=sys.stderr)
 
 
+def _asked(preset, sizes, run, data):
+    """The configuration that flags ask for, None if `run` goes on as it is.
+
+    The default preset's vocabulary, unless chosen, is as large as is usual for the text `data`.
+    """
+    from nanoeuler import api
+    from nanoeuler.model.config import PRESET
+
+    config = flags.config_of(preset, sizes, run)
+    if preset not in (None, PRESET) or run or "vocab_size" in sizes:
+        return config
+    return api.for_text(config, None if data in (None, "docs") else Path(data))
+
+
 def _learned_vocabulary(sizes, tokenizer, text):
     """UserError if --vocab-size is given where no vocabulary will be learned."""
     if "vocab_size" in sizes and (tokenizer or text and Path(text).is_dir()):
@@ -89,9 +103,10 @@ def train(
 ) -> None:  # fmt: skip
     """Train a model on a text.
 
-    Without flags, it trains the preset small for five minutes on docs. The tokenizer is learned
-    from the text, or is that of prepared data. Flags for sizes and switches change the preset;
-    small-modern also has settings of its own (Muon). --engine auto takes a GPU if there is one.
+    Without flags, it trains the preset small-modern for five minutes on docs. The tokenizer is
+    learned from the text (for small-modern 512 tokens, if that is under a megabyte), or is that of
+    prepared data. Flags for sizes and switches change the preset; small-modern has settings of its
+    own (Muon). --engine auto takes a GPU if there is one.
     With --resume, leave out all that the run knows: its data (unless prepared), model and settings.
 
     Example: nanoeuler train --data story.txt --out runs/story --steps 500
@@ -103,15 +118,15 @@ def train(
     from nanoeuler import api
     from nanoeuler.training.best import chosen
     from nanoeuler.training.folder import is_begun
-    from nanoeuler.training.train import RECIPES, settings_for
+    from nanoeuler.training.train import recipe, settings_for
 
     def run(size):
         ids, folder = tokenizer and flags.load_tokenizer(tokenizer), flags.folder_out(out)
         _learned_vocabulary(sizes, ids, data)
         begun = folder if resume and is_begun(folder) else None
         api.train(
-            data, out=folder, config=flags.config_of(preset, sizes, begun),
-            settings=settings_for(folder, resume, RECIPES.get(preset or ""), **settings),
+            data, out=folder, config=_asked(preset, sizes, begun, data),
+            settings=settings_for(folder, resume, recipe(preset), **settings),
             tokenizer=ids, engine=engine_name(engine), resume=resume, **options,
             on_estimate=partial(_print_plan, ranks=size),
             sample=lambda model: f"\n{model.generate(tokens=SAMPLE_TOKENS)}\n",

@@ -21,7 +21,7 @@ from nanoeuler.data.prepare import prepare_text
 from nanoeuler.data.text import Scanned, scanned
 from nanoeuler.data.validation import HeldOut
 from nanoeuler.errors import UserError
-from nanoeuler.model.config import PRESETS, ModelConfig
+from nanoeuler.model.config import PRESET, PRESETS, ModelConfig
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training.checkpoint import Request, load, read_origin, read_request, write_request
 from nanoeuler.training.folder import (
@@ -38,8 +38,7 @@ from nanoeuler.training.folder import (
 from nanoeuler.training.loop import Execution, Options, fit
 from nanoeuler.training.run import Run, Settings, check_batch
 
-PRESET = "small"  # the model of a new run, by default
-# Presets that the command line trains with settings of their own: measured in chapter 9b.
+# Presets that have settings of their own: measured in chapter 9b.
 RECIPES = {
     "small-modern": Settings(optimizer="muon", momentum=0.9, weight_decay=0.1),
 }
@@ -47,10 +46,27 @@ RECIPES = {
 ASKED = ("data", "tokenizer.json", REQUEST, LOCK)
 
 
+def recipe(preset: str | None = None) -> Settings:
+    """The settings that a preset is trained with; None: the default preset."""
+    return RECIPES.get(preset or PRESET, Settings())
+
+
+def of_a_new_run(
+    config: ModelConfig | None, settings: Settings | None
+) -> tuple[ModelConfig, Settings]:
+    """The model and the settings of a new run: those given; if neither is, PRESET and its recipe.
+
+    A model without settings has `Settings()`; settings without a model are those of PRESET, as
+    they are.
+    """
+    usual = recipe() if config is None else Settings()
+    return config or PRESETS[PRESET], settings or usual
+
+
 def settings_for(
     out: str | Path, resume: bool, default: Settings | None = None, **changes: float | None
 ) -> Settings:
-    """The settings of a run: `changes`, and for the rest the defaults.
+    """The settings of a run: `changes`, and for the rest `default` (None: `Settings()`).
 
     With `resume`, the rest is that of the run in `out`, or of its request.
     """
@@ -157,7 +173,7 @@ def _first(asked: Request, folder: Path, known: Scanned | None, ids: Tokenizer |
 
     ids: the tokenizer of the folder, if that has been opened.
     """
-    model, chosen = asked.config or PRESETS[PRESET], asked.settings or Settings()
+    model, chosen = of_a_new_run(asked.config, asked.settings)
     check_batch(model, chosen)  # before a long preparation, not after it
     if known:
         remove(folder)  # left by a run that died before its first save
@@ -188,8 +204,8 @@ def train(
     """Train on `data`, a text file or a prepared folder, into the directory `out`: the `Run`.
 
     None is, with `resume`, what the run in `out` began with, or what was asked of it if it died
-    before its first save; else config is PRESETS[PRESET], whose vocab_size becomes the tokenizer's,
-    settings are `Settings()`, and the tokenizer is the prepared folder's or learned from the text.
+    before its first save; else config and settings are those of `of_a_new_run`, vocab_size becomes
+    the tokenizer's, and the tokenizer is the prepared folder's or learned from the text.
     `options` are those of `fit`. UserError: a bad file or argument, a directory that holds anything
     else, and what `fit` raises.
     """
@@ -201,7 +217,7 @@ def train(
     known = None if prepared else scanned(text)
     digest = prepared.digest if prepared else known.digest
     if not resume:
-        config, settings = config or PRESETS[PRESET], settings or Settings()
+        config, settings = of_a_new_run(config, settings)
 
     new = Request(config, settings, tokenizer, digest, text)
 

@@ -1,10 +1,10 @@
 """Put the questions of chapter 9 to trained models: `python tests/bench/depth.py [RUN]`.
 
-RUN is a run directory of `nanoeuler train` (default runs/base). First the model in it is walked
-otherwise and judged on the held-out part of the embedded corpus, the text of `nanoeuler train`.
-Then its architecture and others of the same cost are trained on that text for a short time, over
-two seeds, and asked the same questions. Their rows are written after each run, and a run whose
-rows are in the file is not repeated: delete the file to begin anew.
+RUN is a run directory of `nanoeuler train --preset small` (default runs/base). First the model in
+it is walked otherwise and judged on the held-out part of the embedded corpus, the text of
+`nanoeuler train`. Then its architecture and others of the same cost are trained on that text for a
+short time, over two seeds, and asked the same questions. Their rows are written after each run, and
+a run whose rows are in the file is not repeated: delete the file to begin anew.
 """
 
 import json

@@ -34,7 +34,6 @@ from nanoeuler.data.validation import HeldOut
 from nanoeuler.engines.cpu import llvm
 from nanoeuler.engines.cpu.decode import CpuReader
 from nanoeuler.inference import backends
-from nanoeuler.model.config import PRESETS
 from nanoeuler.planning import doctor
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import train as training

@@ -382,8 +382,7 @@ def test_nothing_but_weights_is_read_before_the_wait(name, monkeypatch):
     def stop():
         raise Waited
 
-    for module in (gemv, sampling):
-        monkeypatch.setattr(module, "wait_before", stop)
+    monkeypatch.setattr(gemv, "wait_before", stop)
     for maker in ("few_rows_kernel", "newest_kernel", "heads_norm_kernel", "enter_kernel",
                   "pick_kernel"):  # fmt: skip
         owner = gemv if maker == "few_rows_kernel" else decoder_module
@@ -435,7 +434,7 @@ MISTAKES = {
     "the other half of a tile": (gemv, "(a2, b2, a3, b3)", "(a0, b0, a1, b1)"),
     "an angle for all": (gemv, "int64(max(position, 0)) * half", "int64(1) * half"),
     "the wrong text": (attention, "((int64(text) * G + g)", "((int64(0) * G + g)"),
-    "a key by the gain of queries": (attention, "q_gain if head < H", "q_gain if head < H + 1"),
+    "a key by the gain of queries": (attention, "gains.q if head < H", "gains.q if head < H + 1"),
     "no root": (attention, "a[j] * root *", "a[j] *"),
     "a head turned by another's place": (attention, "(int64(max(position, 0)) * half + i)",
                                          "(int64(1) * half + i)"),

@@ -156,7 +156,7 @@ MISTAKES = {
     "x in the place of dy": ("across_kernel", "if wide:", "if False:"),
     "the first columns of dy": ("across_kernel", "* pitch + column) * 2", "* pitch) * 2"),
     "the first part's W": ("across_kernel", "(int64(start) + k) * 2", "int64(k) * 2"),
-    "all Y in one place": ("across_kernel", "int64(own) * h_pitch", "int64(0) * h_pitch"),
+    "all Y in one place": ("across_kernel", "int64(own) * pitches.h", "int64(0) * pitches.h"),
     "odd columns from the low half": ("make_down_step", "if j & 1:", "if False:"),
     "rows of Y in another order": (
         "make_down_step", "of_y[k], of_y[k + 2], of_y[k + 1]", "of_y[k], of_y[k + 1], of_y[k + 2]"),
@@ -165,10 +165,12 @@ MISTAKES = {
     "columns of the neighbor's": ("make_down_end", "(lane & 3) * 16 + j", "(lane & 3) * 8 + j"),
     "stored, not added": ("make_down_end", "if add:", "if False:"),
     "Y of the part's own": (
-        "down_kernel", "int64(other) * h_pitch", "int64(strips * 0) * h_pitch"),
-    "the next piece's rows": ("down_kernel", "min(lines, (piece + 1) * share)", "lines"),
-    "every piece in one place": ("down_kernel", "int64(piece) * size", "int64(0) * size"),
-    "every strip in one place": ("down_kernel", "* size + start) * 4", "* size) * 4"),
+        "down_kernel", "int64(other) * pitches.h", "int64(strips * 0) * pitches.h"),
+    "the next piece's rows": ("down_kernel", "min(counts.lines, (piece + 1) * share)",
+                              "counts.lines"),
+    "every piece in one place": ("down_kernel", "int64(piece) * counts.size",
+                                "int64(0) * counts.size"),
+    "every strip in one place": ("down_kernel", "counts.size + start) * 4", "counts.size) * 4"),
     "strips of the same columns": ("plan_narrow", "column=part.column + at", "column=part.column"),
 }  # fmt: skip
 MODULE = "engines.gpu.gemm.low_rank"

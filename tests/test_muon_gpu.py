@@ -333,7 +333,7 @@ WRONG_ROWS = {
                                    "place[row, column + j]"),
     "rows beyond the edge": ("momentum", "row < tile.rows and", "row >= 0 and"),
     "columns beyond the edge": ("momentum", "and column < tile.columns", "and column >= 0"),
-    "no barrier before": ("momentum", "cuda.syncthreads()", "pass"),
+    "no barrier before": ("leave_tile", "cuda.syncthreads()", "pass"),
     "the first matrix's tiles for all": ("norms", "8 * int64(i)", "0 * int64(i)"),
     "the norm for its inverse": ("norms", "ptx.inverse_root(total) if",
                                  "ptx.square_root(total) if"),

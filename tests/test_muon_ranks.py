@@ -104,9 +104,10 @@ def test_matrices_go_to_a_batch_and_come_back():
 
 WRONG_ROWS = {
     "the first row of all": ("collect", "int64(row) * tile.pitch", "int64(0) * tile.pitch"),
-    "squares of one column": ("collect", "u[j] * u[j]", "u[j] * u[0]"),
-    "not transposed": ("collect", "place[row, column + j]", "place[column + j, row]"),
-    "no barrier": ("collect", "cuda.syncthreads()", "pass"),
+    "squares of one column": ("leave_row", "u[j] * u[j]", "u[j] * u[0]"),
+    "not transposed": ("leave_row", "place[row, tile.column + j]",
+                       "place[tile.column + j, row]"),
+    "no barrier": ("leave_tile", "cuda.syncthreads()", "pass"),
     "no barrier back": ("deliver", "cuda.syncthreads()", "pass"),
     "another row back": ("deliver", "row * width", "row * 8"),
     "another column back": ("deliver", "place[row, column + j]", "place[row, column]"),

@@ -178,6 +178,16 @@ class Tensors(Mapping):
         self.shapes = {name: entry.shape for name, (*_, entry) in self._places.items()}
         self.kinds = {name: entry.kind for name, (*_, entry) in self._places.items()}
 
+    def __getitem__(self, name: str) -> np.ndarray:
+        kind = self._float_kind(name)
+        return as_float32(self.raw(name), kind).reshape(self.shapes[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
     def raw(self, name: str) -> np.ndarray:
         """The bytes of a tensor, (n,) uint8, mapped."""
         data, begin, entry = self._places[name]
@@ -198,17 +208,8 @@ class Tensors(Mapping):
         place = data, begin + entry.begin
         return Piece.of(place, shape, kind, (1, SIZES[kind]), as_float32)
 
-    def __getitem__(self, name: str) -> np.ndarray:
-        kind = self._float_kind(name)
-        return as_float32(self.raw(name), kind).reshape(self.shapes[name])
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-
+# %% sec-others-safetensors
 def write(
     path: Path, shapes: Mapping[str, tuple[int, ...]], make: Callable[[str], np.ndarray],
     kind: str = "F32",

@@ -37,15 +37,6 @@ READ = 1 << 14  # bytes to read from a connection at a time: as long as a head m
 GRACE = 0.1  # seconds in which a new client's first request is read, however many come with it
 LOOKS = 8  # requests for attention maps at a time: a page has one open, and each is quick
 CURE = "pip install 'nanoeuler[serve]' brings them"
-# The page may load only what comes from this server, and may not be shown inside another page.
-PAGE = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
-}  # fmt: skip
-KINDS = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
 
 
 @dataclass(frozen=True)
@@ -205,6 +196,17 @@ class Handlers:
 
 
 # %% sec-serve-web
+# The page may load only what comes from this server, and may not be shown inside another page.
+PAGE = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}  # fmt: skip
+KINDS = {"page.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
+
+
 async def _all(found):
     """All of an answer, as a list."""
     return [each async for each in found]

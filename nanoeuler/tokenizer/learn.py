@@ -9,6 +9,7 @@ those of Hugging Face's tokenizers: the most frequent pair first, ties to the sm
 """
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -110,6 +111,20 @@ def count_words(texts: Iterable[bytes]) -> tuple[np.ndarray, np.ndarray]:
 
 
 # %% sec-tokenizer-places
+class State(NamedTuple):
+    """The arrays of training, but for the table: what each holds is in appendix B."""
+
+    symbols: np.ndarray
+    times: np.ndarray
+    spans: np.ndarray
+    pairs: np.ndarray
+    places: np.ndarray
+    notes: np.ndarray
+    heap: np.ndarray
+    born: np.ndarray
+    sizes: np.ndarray
+
+
 @njit(cache=True, nogil=True)
 def _find(key, table, pairs):
     """The slot of `table` that holds the row of `key` in `pairs`, or the free slot for it."""
@@ -120,11 +135,12 @@ def _find(key, table, pairs):
 
 
 @njit(cache=True, nogil=True)
-def _new_pair(key, table, pairs, sizes):
+def _new_pair(key, table, state):
     """Give `key` the next row of `pairs`, with no places yet; return the table.
 
     The table is a new one when half of its slots are taken.
     """
+    pairs, sizes = state.pairs, state.sizes
     row = sizes[PAIRS]
     sizes[PAIRS] += 1
     table[_find(key, table, pairs)] = row
@@ -137,8 +153,9 @@ def _new_pair(key, table, pairs, sizes):
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _note(row, at, weight, pairs, notes, sizes):
+def _note(row, at, weight, state):
     """Note that pair `row` is now at row `at` of `symbols`, in a word of that weight."""
+    pairs, notes, sizes = state.pairs, state.notes, state.sizes
     pairs[row, COUNT] += weight
     pairs[row, MANY] += 1
     note = sizes[NOTES]
@@ -147,8 +164,10 @@ def _note(row, at, weight, pairs, notes, sizes):
 
 
 @njit(cache=True, nogil=True)
-def _settle(since, pairs, places, notes, heap, sizes):
+def _settle(since, state):
     """Sort the noted places by pair, for the pairs from row `since` on, and queue the pairs."""
+    pairs, places, notes, heap, sizes = (
+        state.pairs, state.places, state.notes, state.heap, state.sizes)  # fmt: skip
     for row in range(since, sizes[PAIRS]):
         pairs[row, FIRST], sizes[PLACES] = sizes[PLACES], sizes[PLACES] + pairs[row, MANY]
         pairs[row, MANY] = 0  # counted again in the loop over the notes
@@ -162,8 +181,9 @@ def _settle(since, pairs, places, notes, heap, sizes):
 
 
 @njit(cache=True, nogil=True)
-def _first_pairs(symbols, times, table, pairs, places, notes, heap, sizes):
+def _first_pairs(table, state):
     """Enter every pair of neighbours in `symbols`, before the first merge; return the table."""
+    symbols, times, pairs, sizes = state.symbols, state.times, state.pairs, state.sizes
     for at in range(1, symbols.shape[0] - 1):
         a, b = symbols[at, SYMBOL], symbols[at + 1, SYMBOL]
         if a != FREE and b != FREE:
@@ -171,15 +191,16 @@ def _first_pairs(symbols, times, table, pairs, places, notes, heap, sizes):
             row = table[_find(key, table, pairs)]
             if row == FREE:
                 row = sizes[PAIRS]
-                table = _new_pair(key, table, pairs, sizes)
-            _note(row, at, times[symbols[at, WORD]], pairs, notes, sizes)
-    _settle(0, pairs, places, notes, heap, sizes)
+                table = _new_pair(key, table, state)
+            _note(row, at, times[symbols[at, WORD]], state)
+    _settle(0, state)
     return table
 
 
 @njit(cache=True, nogil=True)
-def _most_frequent(table, pairs, heap, sizes):
+def _most_frequent(table, state):
     """Take the most frequent pair out of the heap; its row, or FREE if there is none."""
+    pairs, heap, sizes = state.pairs, state.heap, state.sizes
     while sizes[WAITING] > 0:
         count, key = -heap[0, 0], heap[1, 0]
         sizes[WAITING] = pop(heap, sizes[WAITING])
@@ -192,11 +213,13 @@ def _most_frequent(table, pairs, heap, sizes):
 
 
 @njit(cache=True, nogil=True)
-def _merge_everywhere(best, new, symbols, times, table, pairs, places, notes, born, spans, sizes):
+def _merge_everywhere(best, new, table, state):
     """Merge the pair of row `best` into `new` wherever it still occurs; return the table.
 
     From left to right: x a b y becomes x new y. Equation eq-tokenizer-update.
     """
+    symbols, times, spans, pairs = state.symbols, state.times, state.spans, state.pairs
+    places, born, sizes = state.places, state.born, state.sizes
     a, b = pairs[best, KEY] >> 32, pairs[best, KEY] & 0xFFFFFFFF
     first = pairs[best, FIRST]
     for place in range(first, first + pairs[best, MANY]):
@@ -211,20 +234,21 @@ def _merge_everywhere(best, new, symbols, times, table, pairs, places, notes, bo
         if x != FREE:
             if born[0, x] == FREE:
                 born[0, x] = sizes[PAIRS]
-                table = _new_pair(np.int64(x) << 32 | new, table, pairs, sizes)
-            _note(born[0, x], at - spans[x], weight, pairs, notes, sizes)
+                table = _new_pair(np.int64(x) << 32 | new, table, state)
+            _note(born[0, x], at - spans[x], weight, state)
         if y != FREE:
             if born[1, y] == FREE:
                 born[1, y] = sizes[PAIRS]
-                table = _new_pair(np.int64(new) << 32 | y, table, pairs, sizes)
-            _note(born[1, y], at, weight, pairs, notes, sizes)
+                table = _new_pair(np.int64(new) << 32 | y, table, state)
+            _note(born[1, y], at, weight, state)
     return table
 
 
 @njit(cache=True, nogil=True)
-def _take_off(a, b, new, since, table, pairs, born, sizes):
+def _take_off(a, b, new, since, table, state):
     """Subtract the count of each new pair: (x, new) from (x, a), and (new, y) from (b, y)."""
-    for row in range(since, sizes[PAIRS]):
+    pairs, born = state.pairs, state.born
+    for row in range(since, state.sizes[PAIRS]):
         x, y = pairs[row, KEY] >> 32, pairs[row, KEY] & 0xFFFFFFFF
         if y == new:
             born[0, x], lost = FREE, x << 32 | a
@@ -234,13 +258,11 @@ def _take_off(a, b, new, since, table, pairs, born, sizes):
 
 
 @njit(cache=True, nogil=True)
-def _learn(symbols, times, table, pairs, places, notes, heap, born, spans, sizes, merges, until):
-    """Go on until `until` merges are made or no pair is left; return the table.
-
-    spans: the number of bytes of each id.
-    """
+def _learn(table, state, merges, until):
+    """Go on until `until` merges are made or no pair is left; return the table."""
+    spans, pairs, sizes = state.spans, state.pairs, state.sizes
     while sizes[MADE] < until:
-        best = _most_frequent(table, pairs, heap, sizes)
+        best = _most_frequent(table, state)
         if best == FREE:
             break
         a, b, new = pairs[best, KEY] >> 32, pairs[best, KEY] & 0xFFFFFFFF, 256 + sizes[MADE]
@@ -248,11 +270,9 @@ def _learn(symbols, times, table, pairs, places, notes, heap, born, spans, sizes
         spans[new] = spans[a] + spans[b]
         sizes[MADE] += 1
         since = sizes[PAIRS]
-        table = _merge_everywhere(
-            best, new, symbols, times, table, pairs, places, notes, born, spans, sizes
-        )
-        _take_off(a, b, new, since, table, pairs, born, sizes)
-        _settle(since, pairs, places, notes, heap, sizes)
+        table = _merge_everywhere(best, new, table, state)
+        _take_off(a, b, new, since, table, state)
+        _settle(since, state)
     return table
 
 
@@ -294,12 +314,10 @@ def learn_merges(
     places, notes = np.empty(most, np.int32), np.empty((most, 2), np.int32)
     merges, born = np.empty((wanted, 2), np.int32), np.full((2, 256 + wanted), FREE)
     spans, sizes = np.ones(256 + wanted, np.int64), np.zeros(5, np.int64)
-    table = free_slots(1 << 12)
-    table = _first_pairs(symbols, times, table, pairs, places, notes, heap, sizes)
+    state = State(symbols, times, spans, pairs, places, notes, heap, born, sizes)
+    table = _first_pairs(free_slots(1 << 12), state)
     for until in [*range(TELL_EVERY, wanted, TELL_EVERY), wanted]:
-        table = _learn(
-            symbols, times, table, pairs, places, notes, heap, born, spans, sizes, merges, until
-        )
+        table = _learn(table, state, merges, until)
         if progress:
             progress(int(sizes[MADE]))
     return merges[: sizes[MADE]]

@@ -13,6 +13,7 @@ front puts the parts together.
 
 from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 from nanoeuler.engines.gpu.decode import gemv
 from nanoeuler.engines.gpu.lang import ptx
@@ -20,6 +21,7 @@ from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, cover
 from nanoeuler.engines.gpu.lang.vectors import LANES, SIZES, warp_sum
 from nanoeuler.engines.gpu.rows.block_reduce import warp_max
+from nanoeuler.engines.gpu.rows.rope import Gains, Tables
 from nanoeuler.errors import UserError
 
 
@@ -152,42 +154,86 @@ def make_soften(heads: gemv.Heads, warps: int) -> Callable:
     return soften
 
 
+def lanes_of(kind: str, heads: gemv.Heads, warps: int) -> int:
+    """How many lanes have a key together; UserError where that is no share of a warp's."""
+    width, D = 16 // SIZES[kind], heads.D
+    lanes = max(1, D // width)
+    if D % width or LANES % lanes or heads.chunk % (LANES // lanes * warps):
+        raise UserError(
+            f"decoding on a GPU has heads of {width} channels times 1, 2, 4, 8, 16 or 32, not {D}")
+    return lanes
+
+
+def make_part(heads: gemv.Heads) -> Callable:
+    """part(position, c) -> where a row's c-th chunk begins; the first key that the row sees and the
+    end of those it sees, both from there on."""
+    begin, chunk, log = gemv.make_begin(heads), heads.chunk, heads.chunk.bit_length() - 1
+
+    def part(position, c):
+        start = int32((c + (begin(position) >> log)) << log)
+        return start, int32(begin(position) - start), min(position + 1 - start, chunk)
+
+    return part
+
+
+def make_fetch_queries(kind: str, heads: gemv.Heads) -> Callable:
+    """fetch(qs, q, head, lane): a lane's channels of the query heads from `head` on."""
+    D, width = heads.D, 16 // SIZES[kind]
+    lanes, many = max(1, D // width), heads.H // heads.G * width
+
+    def fetch(qs, q, head, lane):
+        for i in range(0, many, 4):
+            d = int32(ptx.divide(i, width) * D + (lane & (lanes - 1)) * width + i % width)
+            qs[i], qs[i + 1], qs[i + 2], qs[i + 3] = ptx.load_own_float4(
+                q + (int64(head) * D + d) * 4)
+
+    return fetch
+
+
+def make_leave_sums(heads: gemv.Heads, warps: int) -> Callable:
+    """leave(sums, out, head, c, t): the warps' sums, added in order, to part c of the heads."""
+    D, share, parts, threads = heads.D, heads.H // heads.G, gemv.part_count(heads), LANES * warps
+
+    def leave(sums, out, head, c, t):
+        for i in range(t, share * D, threads):
+            h, total = ptx.divide(i, D), float32(0)
+            for w in range(warps):
+                total += sums[w * share * D + i]
+            to = ((int64(head + h) * parts + c) * D + (i - h * D)) * 4
+            ptx.store_float(out + to, total)
+
+    return leave
+
+
 @cache
 def newest_kernel(kind: str, heads: gemv.Heads, warps: int = 4, early: bool = False) -> Kernel:
     """newest(q, keys, values, lines, out, tops, weights); D / width lanes have a key together."""
     H, G, D, context, chunk = heads.H, heads.G, heads.D, heads.context, heads.chunk
     size, width, share, parts = SIZES[kind], 16 // SIZES[kind], H // G, gemv.part_count(heads)
-    lanes = max(1, D // width)
-    if D % width or LANES % lanes or chunk % (LANES // lanes * warps):
-        raise UserError(
-            f"decoding on a GPU has heads of {width} channels times 1, 2, 4, 8, 16 or 32, not {D}")
-    rounds, many, threads = chunk // (LANES // lanes * warps), share * width, LANES * warps
+    abreast = LANES // lanes_of(kind, heads, warps)
+    rounds, many, threads = chunk // (abreast * warps), share * width, LANES * warps
     number, words = int32 if kind == "bf16" else float32, 4 * rounds
     scored, summed = share * chunk, warps * share * D
     collect, score = make_collect(kind, heads, warps), make_scores(kind, heads, warps)
     soften, weigh = make_soften(heads, warps), make_weigh(kind, heads, warps)
-    begin, log = gemv.make_begin(heads), chunk.bit_length() - 1
-    first, ready = (gemv.start_next, gemv.wait_before) if early else (gemv.nothing, gemv.nothing)
+    fetch, leave = make_fetch_queries(kind, heads), make_leave_sums(heads, warps)
+    part = make_part(heads)
+    first, ready, target = gemv.starts(early)
 
     def newest(q, keys, values, lines, out, tops, weights):
         first()
         t, c, g = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x), int32(cuda.blockIdx.y)
         r, warp, lane = int32(cuda.blockIdx.z), t >> 5, t & 31
-        scores = cuda.shared.array(scored, float32)
-        sums = cuda.shared.array(summed, float32)
+        scores, sums = cuda.shared.array(scored, float32), cuda.shared.array(summed, float32)
         k, v = cuda.local.array(words, number), cuda.local.array(words, number)
         qs = cuda.local.array(many, float32)
         ready()
         _, position, text, _ = ptx.load_own_int4(lines + int64(r) * gemv.LINE)
-        start = int32((c + (begin(position) >> log)) << log)
-        low, head = int32(begin(position) - start), r * H + g * share
-        count = min(position + 1 - start, chunk)
+        start, low, count = part(position, c)
+        head = r * H + g * share
         if count > 0:
             at = ((int64(text) * G + g) * context + start) * (D * size)
-            for i in range(0, many, 4):
-                d = int32(ptx.divide(i, width) * D + (lane & (lanes - 1)) * width + i % width)
-                qs[i], qs[i + 1], qs[i + 2], qs[i + 3] = ptx.load_own_float4(
-                    q + (int64(head) * D + d) * 4)
+            fetch(qs, q, head, lane)
             collect(k, keys, at, low, count, warp, lane)
             collect(v, values, at, low, count, warp, lane)
             score(qs, k, scores, low, count, warp, lane)
@@ -196,14 +242,8 @@ def newest_kernel(kind: str, heads: gemv.Heads, warps: int = 4, early: bool = Fa
             cuda.syncthreads()  # and are weights
             weigh(v, scores, sums, warp, lane)
             cuda.syncthreads()  # the warps' sums are there
-            for i in range(t, share * D, threads):
-                h, total = ptx.divide(i, D), float32(0)
-                for w in range(warps):
-                    total += sums[w * share * D + i]
-                to = ((int64(head + h) * parts + c) * D + (i - h * D)) * 4
-                ptx.store_float(out + to, total)
+            leave(sums, out, head, c, t)
 
-    target = (9, 0) if early else (8, 0)
     return Kernel(newest, "l l l l l l l", threads, 0, 1, 2, target, early=early)
 
 
@@ -211,17 +251,71 @@ def newest_kernel(kind: str, heads: gemv.Heads, warps: int = 4, early: bool = Fa
 NORM_WARPS = 4  # of a block: a head each
 
 
+class Row(NamedTuple):
+    """A new row: its number, its position and its text."""
+
+    r: int
+    position: int
+    text: int
+
+
+class Normed(NamedTuple):
+    """Where normed heads go: queries, times scale, and the cache of keys."""
+
+    q: int
+    keys: int
+    scale: float
+
+
+def make_read_head(heads: gemv.Heads) -> Callable:
+    """read(a, b, raw, head, lane) -> sum of squares: a lane's channels i and i + D / 2 of a head,
+    zeros behind the last."""
+    D, half, rounds = heads.D, heads.D // 2, cover(heads.D // 2, LANES)
+
+    def read(a, b, raw, head, lane):
+        total = float32(0)
+        for j in range(rounds):
+            a[j], b[j] = float32(0), float32(0)
+            if j * LANES + lane < half:
+                at = raw + (head * D + j * LANES + lane) * 4
+                a[j], b[j] = ptx.load_own_float(at), ptx.load_own_float(at + half * 4)
+            total += a[j] * a[j] + b[j] * b[j]
+        return total
+
+    return read
+
+
+def make_leave_head(kind: str, heads: gemv.Heads) -> Callable:
+    """leave(left, right, i, head, row, to): channels i and i + D / 2 of a normed head of a `Row`,
+    to their place in `Normed`."""
+    H, G, D, context, half = heads.H, heads.G, heads.D, heads.context, heads.D // 2
+    put = gemv.make_put(kind)
+
+    def leave(left, right, i, head, row, to):
+        if head < H:
+            at = to.q + ((int64(row.r) * H + head) * D + i) * 4
+            ptx.store_float(at, left * to.scale)
+            ptx.store_float(at + half * 4, right * to.scale)
+        elif row.position >= 0:
+            at = ((int64(row.text) * G + head - H) * context + row.position) * D + i
+            put(to.keys, at, left)
+            put(to.keys, at + half, right)
+
+    return leave
+
+
 @cache
 def heads_norm_kernel(kind: str, heads: gemv.Heads, eps: float, early: bool = False) -> Kernel:
-    """norm(raw, q_gain, k_gain, cos, sin, lines, q, keys, scale): QK-norm, then RoPE, of new rows.
+    """norm(raw, gains, tables, lines, to): QK-norm, then RoPE, of new rows.
 
     raw (R, H + G, D) float32; queries go to q (R, H, D), times scale, keys to their cache.
     """
-    H, G, D, context, turned = heads.H, heads.G, heads.D, heads.context, heads.turned
-    half, rounds, share, put = D // 2, cover(D // 2, LANES), 1 / heads.D, gemv.make_put(kind)
-    first, ready = (gemv.start_next, gemv.wait_before) if early else (gemv.nothing, gemv.nothing)
+    H, G, D, turned, half = heads.H, heads.G, heads.D, heads.turned, heads.D // 2
+    rounds, share = cover(half, LANES), 1 / D
+    read, leave = make_read_head(heads), make_leave_head(kind, heads)
+    first, ready, target = gemv.starts(early)
 
-    def norm(raw, q_gain, k_gain, cos, sin, lines, q, keys, scale):
+    def norm(raw, gains: Gains, tables: Tables, lines, to: Normed):
         first()
         t, r = int32(cuda.threadIdx.x), int32(cuda.blockIdx.y)
         head, lane = int32(cuda.blockIdx.x * NORM_WARPS + (t >> 5)), t & 31
@@ -229,33 +323,20 @@ def heads_norm_kernel(kind: str, heads: gemv.Heads, eps: float, early: bool = Fa
         ready()
         _, position, text, _ = ptx.load_own_int4(lines + int64(r) * gemv.LINE)
         if head < H + G:
-            total = float32(0)
-            for j in range(rounds):
-                a[j], b[j] = float32(0), float32(0)
-                if j * LANES + lane < half:
-                    at = raw + ((int64(r) * (H + G) + head) * D + j * LANES + lane) * 4
-                    a[j], b[j] = ptx.load_own_float(at), ptx.load_own_float(at + half * 4)
-                total += a[j] * a[j] + b[j] * b[j]
+            total = read(a, b, raw, int64(r) * (H + G) + head, lane)
             root = ptx.inverse_root(warp_sum(total) * float32(share) + float32(eps))
             for j in range(rounds):
                 i = int32(j * LANES + lane)
                 if i < half:
-                    gain = (q_gain if head < H else k_gain) + int64(i) * 4
+                    gain = (gains.q if head < H else gains.k) + int64(i) * 4
                     left = a[j] * root * ptx.load_float(gain)
                     right = b[j] * root * ptx.load_float(gain + half * 4)
                     if turned:
                         angle = (int64(max(position, 0)) * half + i) * 4
-                        c, s = ptx.load_float(cos + angle), ptx.load_float(sin + angle)
+                        c = ptx.load_float(tables.cos + angle)
+                        s = ptx.load_float(tables.sin + angle)
                         left, right = left * c - right * s, left * s + right * c
-                    if head < H:
-                        at = q + ((int64(r) * H + head) * D + i) * 4
-                        ptx.store_float(at, left * scale)
-                        ptx.store_float(at + half * 4, right * scale)
-                    elif position >= 0:
-                        at = ((int64(text) * G + head - H) * context + position) * D + i
-                        put(keys, at, left)
-                        put(keys, at + half, right)
+                    leave(left, right, i, head, Row(r, position, text), to)
 
-    target = (9, 0) if early else (8, 0)
     args = "l l l l l l l l f"
     return Kernel(norm, args, LANES * NORM_WARPS, 0, 1, 2, target, early=early)

@@ -23,6 +23,7 @@ from nanoeuler.engines.gpu.lang.bf16 import to_bf16
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, cover
 from nanoeuler.engines.gpu.lang.vectors import SIZES, warp_sum
+from nanoeuler.engines.gpu.rows.rope import Tables
 from nanoeuler.engines.gpu.tile.curves import gelu_exact_share, gelu_share, relu2_share, sigmoid
 from nanoeuler.errors import UserError
 
@@ -179,6 +180,12 @@ def nothing() -> None:
     return
 
 
+def starts(early: bool) -> tuple[Callable, Callable, tuple[int, int]]:
+    """What a kernel does first, what it does before it needs memory, and its target; early: whether
+    it may start while the kernel before it runs."""
+    return (start_next, wait_before, (9, 0)) if early else (nothing, nothing, (8, 0))
+
+
 def make_fetch(form: Form) -> Callable:
     """fetch(held, weights, block, warp, lane): all of this lane's weights, loads before uses."""
     load = ptx.load_int4 if form.shape.kind == "bf16" else ptx.load_float4
@@ -244,11 +251,19 @@ def make_row(form: Form) -> tuple[Callable, Callable]:
     return load, settle
 
 
-def make_norm_front(form: Form) -> Callable:
-    """front(x, gain, shift, lines, tile, shared, t): the norm of the rows, a warp each.
+class Reads(NamedTuple):
+    """Addresses of what is multiplied: x, and what its prologue needs."""
 
-    x (R, C) float32; gain, shift (C,). Of a single row every warp finds the norm, and writes a part
-    of it: so no warp waits for another's sums.
+    x: int
+    gain: int
+    shift: int
+
+
+def make_norm_front(form: Form) -> Callable:
+    """front(reads, lines, tile, shared, t): the norm of the rows, a warp each.
+
+    Reads: x (R, C) float32; gain, shift (C,). Of a single row every warp finds the norm, and writes
+    a part of it: so no warp waits for another's sums.
     """
     columns, rows, warps, stride = form.shape.inputs, form.rows, form.shape.warps, form.stride
     pieces, keep, (load, settle) = cover(form.shape.padded, 128), make_keep(form), make_row(form)
@@ -265,16 +280,16 @@ def make_norm_front(form: Form) -> Callable:
                 for k in range(4):
                     values[i + k] += gains[k]
 
-    def front(x, gain, shift, lines, tile, shared, t):
+    def front(reads, lines, tile, shared, t):
         lane, warp = t & 31, t >> 5
         values = cuda.local.array(own, float32)
         for row in range(0 if lone else warp, rows, warps):
-            load(values, x + int64(tile * rows + row) * (4 * columns), lane)
+            load(values, reads.x + int64(tile * rows + row) * (4 * columns), lane)
             inverse = settle(values, lane)
             for j in range(pieces):
                 if not lone or j % warps == warp:
                     column = (j * 32 + lane) * 4
-                    scale(values, 4 * j, inverse, gain, shift, column)
+                    scale(values, 4 * j, inverse, reads.gain, reads.shift, column)
                     keep(values, 4 * j, shared + row * stride, column)
 
     return front
@@ -284,22 +299,32 @@ AT_ONCE = 8  # parts of attention that are loaded together
 LOWEST = -1e30  # below every score
 
 
+class Parts(NamedTuple):
+    """Addresses of attention's parts: sums of values, largest scores, sums of weights."""
+
+    x: int
+    top: int
+    weight: int
+
+
 def make_add_parts(form: Form) -> Callable:
-    """add_parts(o, x, top, weight, ...): AT_ONCE parts of a head join its sums."""
+    """add_parts(o, parts, at, first, count, best, total): AT_ONCE `Parts` of a head, first, first +
+    1, ..., join its sums o[0:4]; returns the largest score and the sum of weights.
+    """
     D, four = form.heads.D, 4 * AT_ONCE
 
-    def add_parts(o, x, top, weight, at, first, count, best, total):
-        """Add parts first, first + 1, ... of a head to o[0:4]; returns largest score and weight."""
+    def add_parts(o, parts, at, first, count, best, total):
         tops, sizes = cuda.local.array(AT_ONCE, float32), cuda.local.array(AT_ONCE, float32)
         values = cuda.local.array(four, float32)
         for i in range(0, AT_ONCE, 4):
             a = at + 4 * (first + i)
-            tops[i], tops[i + 1], tops[i + 2], tops[i + 3] = ptx.load_own_float4(top + a)
-            sizes[i], sizes[i + 1], sizes[i + 2], sizes[i + 3] = ptx.load_own_float4(weight + a)
+            tops[i], tops[i + 1], tops[i + 2], tops[i + 3] = ptx.load_own_float4(parts.top + a)
+            sizes[i], sizes[i + 1], sizes[i + 2], sizes[i + 3] = ptx.load_own_float4(
+                parts.weight + a)
         for i in range(AT_ONCE):
             k, place = 4 * i, int32(first + i)
             values[k], values[k + 1], values[k + 2], values[k + 3] = ptx.load_float4_if_below(
-                x + (at + 4 * place) * D, place, count)
+                parts.x + (at + 4 * place) * D, place, count)
         new = best
         for i in range(AT_ONCE):
             if first + i < count and tops[i] > new:
@@ -320,18 +345,18 @@ def make_add_parts(form: Form) -> Callable:
 
 
 def make_parts_front(form: Form) -> Callable:
-    """front(x, gain, shift, lines, tile, shared, t): attention's parts, each of `chunk` positions.
+    """front(reads, lines, tile, shared, t): attention's parts, each of `chunk` positions.
 
-    x (R, H, N, D) float32, of N parts each a sum of values, not divided; gain (R, H, N) their
-    largest scores, shift (R, H, N) the sums of their weights; N a multiple of AT_ONCE. A row whose
-    position is negative has none, and gets zeros.
+    Reads: x (R, H, N, D) float32, of N parts each a sum of values, not divided; gain (R, H, N)
+    their largest scores, shift (R, H, N) the sums of their weights; N a multiple of AT_ONCE. A row
+    whose position is negative has none, and gets zeros.
     """
     heads, rows, stride, keep = form.heads, form.rows, form.stride, make_keep(form)
     H, D, chunk, channels = heads.H, heads.D, heads.chunk, form.shape.inputs
     parts, threads, log = part_count(heads), form.threads, chunk.bit_length() - 1
     add_parts, padded, begin = make_add_parts(form), form.shape.padded, make_begin(heads)
 
-    def front(x, gain, shift, lines, tile, shared, t):
+    def front(reads, lines, tile, shared, t):
         o = cuda.local.array(4, float32)
         for item in range(t, rows * padded // 4, threads):
             row = ptx.divide(item, padded // 4)
@@ -346,9 +371,9 @@ def make_parts_front(form: Form) -> Callable:
                 inside = int64(column - head * D) * 4
                 count, best = int32((position + chunk) >> log), float32(LOWEST)
                 count, total = int32(count - (begin(position) >> log)), float32(0)
+                of = Parts(reads.x + inside, reads.gain, reads.shift)
                 for first in range(0, count, AT_ONCE):
-                    best, total = add_parts(
-                        o, x + inside, gain, shift, at, first, count, best, total)
+                    best, total = add_parts(o, of, at, first, count, best, total)
                 if count > 0:
                     whole = ptx.reciprocal(total)
                     for k in range(4):
@@ -517,18 +542,17 @@ class Item(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where outputs go: y and its row's elements, or keys and values; by what they are scaled."""
+    """Where outputs go: y and its row's elements, or keys and values."""
 
     y: int
     stride: int
     keys: int
     values: int
-    scale: float
 
 
 def make_single_end(form: Form) -> tuple[Callable, Callable]:
-    """prepare(of, y, stride, cos, sin, lines), finish(of, sums, shifts, to) of an `Item` that is
-    one output: add, store, gelu, gelu_exact, relu2.
+    """prepare(of, to, tables, lines), finish(of, sums, shifts, to, scale) of an `Item` that is one
+    output: add, store, gelu, gelu_exact, relu2. to: the `Target`.
 
     What is ready before the products is loaded before them: the old stream.
     """
@@ -542,18 +566,18 @@ def make_single_end(form: Form) -> tuple[Callable, Callable]:
         output = int32(of.item - row * wide)
         return row, output, int32(of.block * wide + output), int64(of.tile * rows + row)
 
-    def prepare(of, y, stride, cos, sin, lines):
+    def prepare(of, to, tables, lines):
         if adds:
             _, _, column, line = place(of)
             if column < outputs:
-                of.kept[2 * of.i] = ptx.load_own_float(y + (line * stride + column) * 4)
+                of.kept[2 * of.i] = ptx.load_own_float(to.y + (line * to.stride + column) * 4)
 
-    def finish(of, sums, shifts, to):
+    def finish(of, sums, shifts, to, scale):
         row, output, column, line = place(of)
         value, at = total(sums, row, output) + shifts[2 * of.i], line * to.stride + column
         if column < outputs:
             if adds:
-                ptx.store_float(to.y + at * 4, of.kept[2 * of.i] + to.scale * value)
+                ptx.store_float(to.y + at * 4, of.kept[2 * of.i] + scale * value)
             elif curves:
                 put(to.y, at, value * share(value))
             else:
@@ -567,10 +591,10 @@ def make_gate_end(form: Form) -> tuple[Callable, Callable]:
     pairs_wide, half, rows = 4 * form.groups, form.shape.outputs // 2, form.rows
     put, total = make_put(form.shape.kind), make_total(form)
 
-    def prepare(of, y, stride, cos, sin, lines):
+    def prepare(of, to, tables, lines):
         return
 
-    def finish(of, sums, shifts, to):
+    def finish(of, sums, shifts, to, scale):
         row = ptx.divide(of.item, pairs_wide)
         pair = int32(of.item - row * pairs_wide)
         column, output = int32(of.block * pairs_wide + pair), int32((pair >> 2) * 8 + (pair & 3))
@@ -596,50 +620,62 @@ def make_place(form: Form) -> Callable:
     return place
 
 
-def make_heads_end(form: Form) -> tuple[Callable, Callable]:
-    """The same of an item that is channels i and i + D / 2 of a head, turned if it is to be.
+def make_heads_prepare(form: Form) -> Callable:
+    """prepare(of, to, tables, lines) of an item that is channels i and i + D / 2 of a head: its
+    row's position and text, and the angle if it is turned here."""
+    heads, rows, place = form.heads, form.rows, make_place(form)
+    half, rotated, raw = heads.D // 2, heads.H + heads.G, heads.normed
+    turned = heads.turned and not raw
 
-    Queries go to y (R, H, D) float32, times `scale`; keys and values to the caches (texts, G,
-    context, D), at the row's position, unless that is negative. Where heads are normed later,
-    queries and keys go to y (R, H + G, D) as they are.
-    """
-    heads, rows, place, raw = form.heads, form.rows, make_place(form), form.heads.normed
-    H, G, D, context, turned = heads.H, heads.G, heads.D, heads.context, heads.turned
-    half, all_heads, shown = D // 2, heads.H + 2 * heads.G, H + G if raw else H
-    put, total = make_put(form.shape.kind), make_total(form)
-
-    def prepare(of, y, stride, cos, sin, lines):
+    def prepare(of, to, tables, lines):
         kept, spots, i = of.kept, of.spots, of.i
         row, _, head, channel = place(of.item, of.block)
         _, position, text, _ = ptx.load_own_int4(lines + int64(of.tile * rows + row) * LINE)
         spots[2 * i], spots[2 * i + 1] = position, text
         if not raw:
             kept[2 * i], kept[2 * i + 1] = float32(1), float32(0)
-        if turned and not raw and head < H + G:
+        if turned and head < rotated:
             at = (int64(max(position, 0)) * half + channel) * 4
-            kept[2 * i], kept[2 * i + 1] = ptx.load_float(cos + at), ptx.load_float(sin + at)
+            kept[2 * i] = ptx.load_float(tables.cos + at)
+            kept[2 * i + 1] = ptx.load_float(tables.sin + at)
 
-    def finish(of, sums, shifts, to):
+    return prepare
+
+
+def make_heads_end(form: Form) -> tuple[Callable, Callable]:
+    """prepare and finish of an item that is channels i and i + D / 2 of a head, turned if it is to
+    be.
+
+    Queries go to y (R, H, D) float32, times `scale`; keys and values to the caches (texts, G,
+    context, D), at the row's position, unless that is negative. Where heads are normed later,
+    queries and keys go to y (R, H + G, D) as they are.
+    """
+    heads, rows, place, raw = form.heads, form.rows, make_place(form), form.heads.normed
+    H, G, D, context = heads.H, heads.G, heads.D, heads.context
+    half, all_heads, shown = D // 2, heads.H + 2 * heads.G, H + G if raw else H
+    put, total = make_put(form.shape.kind), make_total(form)
+
+    def finish(of, sums, shifts, to, scale):
         kept, spots, i = of.kept, of.spots, of.i
         row, pair, head, channel = place(of.item, of.block)
         output, position, text = (pair >> 2) * 8 + (pair & 3), spots[2 * i], spots[2 * i + 1]
         a = total(sums, row, output) + shifts[2 * i]
         b = total(sums, row, output + 4) + shifts[2 * i + 1]
-        left, right, scale = a, b, float32(1)
+        left, right, by = a, b, float32(1)
         if not raw:
             left = a * kept[2 * i] - b * kept[2 * i + 1]
-            right, scale = a * kept[2 * i + 1] + b * kept[2 * i], to.scale
+            right, by = a * kept[2 * i + 1] + b * kept[2 * i], scale
         if head < shown:
             at = to.y + ((int64(of.tile * rows + row) * shown + head) * D + channel) * 4
-            ptx.store_float(at, left * scale)
-            ptx.store_float(at + half * 4, right * scale)
+            ptx.store_float(at, left * by)
+            ptx.store_float(at + half * 4, right * by)
         elif head < all_heads and position >= 0:
             cache, group = (to.keys, head - H) if head < H + G else (to.values, head - H - G)
             at = ((int64(text) * G + group) * context + position) * D + channel
             put(cache, at, left)
             put(cache, at + half, right)
 
-    return prepare, finish
+    return make_heads_prepare(form), finish
 
 
 def parts_of(form: Form) -> tuple[Callable, ...]:
@@ -654,7 +690,7 @@ def parts_of(form: Form) -> tuple[Callable, ...]:
     return front, multiply(form), *ends.get(form.end, make_single_end)(form)
 
 
-def nothing_to_do(x, gain, shift, lines, tile, shared, t):
+def nothing_to_do(reads, lines, tile, shared, t):
     """The front of an operand that is read as it lies."""
     return
 
@@ -670,27 +706,19 @@ def room(form: Form) -> int:
     return 512 if form.shape.kind == "bf16" and form.groups == 1 else 256
 
 
-@cache
-def few_rows_kernel(form: Form) -> Kernel:
-    """Block (b, i): outputs from 8 groups b on, of rows from `rows` i on."""
-    front, multiply, prepare, finish = parts_of(form)
-    fetch, threads, items, wide = make_fetch(form), form.threads, form.items, OUT * form.groups
-    own, many, operand = cover(items, threads), 4 * form.groups * form.shape.tiles, form.operand
-    first, ready = (start_next, wait_before) if form.early else (nothing, nothing)
-    number = int32 if form.shape.kind == "bf16" else float32
-    paired, per_row, twice = form.end in ("swiglu", "heads"), items // form.rows, 2 * own
+class Packed(NamedTuple):
+    """Addresses of a packed matrix and its bias."""
 
-    def few_rows(
-        weights, bias, x, gain, shift, y, stride, keys, values, cos, sin, lines, scale
-    ):  # fmt: skip
-        first()
-        t = int32(cuda.threadIdx.x)
-        block, tile, warp, lane = int32(cuda.blockIdx.x), int32(cuda.blockIdx.y), t >> 5, t & 31
-        held, spots = cuda.local.array(many, number), cuda.local.array(twice, int32)
-        kept, shifts = cuda.local.array(twice, float32), cuda.local.array(twice, float32)
-        shared = ptx.shared_address(cuda.shared.array(0, int8))
-        sums = int32(shared + operand)
-        fetch(held, weights, block, warp, lane)
+    weights: int
+    bias: int
+
+
+def make_fetch_bias(form: Form) -> Callable:
+    """fetch_bias(shifts, bias, block, t): two numbers for each of a thread's items."""
+    threads, paired, wide = form.threads, form.end in ("swiglu", "heads"), OUT * form.groups
+    own, per_row = cover(form.items, threads), form.items // form.rows
+
+    def fetch_bias(shifts, bias, block, t):
         for i in range(own):
             column = int32(t + i * threads)
             column -= ptx.divide(column, per_row) * per_row
@@ -700,23 +728,46 @@ def few_rows_kernel(form: Form) -> Kernel:
             shifts[2 * i] = ptx.load_float(at)
             if paired:
                 shifts[2 * i + 1] = ptx.load_float(at + 16)
+
+    return fetch_bias
+
+
+@cache
+def few_rows_kernel(form: Form) -> Kernel:
+    """Block (b, i): outputs from 8 groups b on, of rows from `rows` i on."""
+    front, multiply, prepare, finish = parts_of(form)
+    fetch, fetch_bias = make_fetch(form), make_fetch_bias(form)
+    threads, items, operand = form.threads, form.items, form.operand
+    own, many = cover(items, threads), 4 * form.groups * form.shape.tiles
+    first, ready, target = starts(form.early)
+    number, twice = int32 if form.shape.kind == "bf16" else float32, 2 * own
+
+    def few_rows(matrix: Packed, reads: Reads, to: Target, tables: Tables, lines, scale):
+        first()
+        t = int32(cuda.threadIdx.x)
+        block, tile, warp, lane = int32(cuda.blockIdx.x), int32(cuda.blockIdx.y), t >> 5, t & 31
+        held, spots = cuda.local.array(many, number), cuda.local.array(twice, int32)
+        kept, shifts = cuda.local.array(twice, float32), cuda.local.array(twice, float32)
+        shared = ptx.shared_address(cuda.shared.array(0, int8))
+        sums = int32(shared + operand)
+        fetch(held, matrix.weights, block, warp, lane)
+        fetch_bias(shifts, matrix.bias, block, t)
         ready()
         for i in range(own):
             if t + i * threads < items:
                 of = Item(kept, spots, i, t + i * threads, block, tile)
-                prepare(of, y, stride, cos, sin, lines)
-        front(x, gain, shift, lines, tile, shared, t)
+                prepare(of, to, tables, lines)
+        front(reads, lines, tile, shared, t)
         cuda.syncthreads()  # X is there
-        multiply(held, x, shared, sums, tile, warp, lane)
+        multiply(held, reads.x, shared, sums, tile, warp, lane)
         cuda.syncthreads()  # all shares are there
         for i in range(own):
             if t + i * threads < items:
                 of = Item(kept, spots, i, t + i * threads, block, tile)
-                finish(of, sums, shifts, Target(y, stride, keys, values, scale))
+                finish(of, sums, shifts, to, scale)
 
-    shared_bytes = operand + 4 * form.shape.warps * form.rows * wide
+    shared_bytes = operand + 4 * form.shape.warps * form.rows * OUT * form.groups
     resident = max(1, room(form) // threads)
-    target = (9, 0) if form.early else (8, 0)
     args = "l l l l l l r l l l l l f"
     return Kernel(
         few_rows, args, threads, shared_bytes, 1, resident, target, early=form.early

@@ -10,7 +10,7 @@ is free. A row whose position is negative is not there: nothing of it is kept.
 
 from functools import cache
 
-from nanoeuler.engines.gpu.decode.gemv import LINE, TILE, Shape, nothing, start_next, wait_before
+from nanoeuler.engines.gpu.decode.gemv import LINE, TILE, Shape, starts
 from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel
@@ -32,7 +32,7 @@ def enter_kernel(shape: Shape, learned: bool, early: bool = False) -> Kernel:
     width, columns, whole = shape.width, shape.inputs, shape.warps * shape.tiles
     load, store = make_load(shape.kind, width), make_store("float32", 4)
     load_float, deep = make_load("float32", width), 4 * width
-    first, ready = (start_next, wait_before) if early else (nothing, nothing)
+    first, ready, target = starts(early)
 
     def enter(table, positions, lines, x):
         first()
@@ -52,7 +52,6 @@ def enter_kernel(shape: Shape, learned: bool, early: bool = False) -> Kernel:
             for k in range(0, width, 4):
                 store(values, k, x + (row * columns + column + k) * 4)
 
-    target = (9, 0) if early else (8, 0)
     return Kernel(enter, "l l l l", EMBED_THREADS, 0, 1, 1, target, early=early)
 
 
@@ -64,7 +63,7 @@ def pick_kernel(vocabulary: int, context: int, threads: int, early: bool = False
     end of the context, goes on to its next position, and said (R, context) int32 holds at each
     position what was chosen for it.
     """
-    first, ready = (start_next, wait_before) if early else (nothing, nothing)
+    first, ready, target = starts(early)
     last, many = context - 1, 4 * AHEAD
 
     def pick(logits, stride, lines, said):
@@ -92,7 +91,6 @@ def pick_kernel(vocabulary: int, context: int, threads: int, early: bool = False
                 ptx.store_int2(lines + row * LINE, int32(name), int32(position + 1))
                 ptx.store_int(said + (row * context + position + 1) * 4, int32(name))
 
-    target = (9, 0) if early else (8, 0)
     return Kernel(pick, "l r l l", threads, 0, 1, 1, target, early=early)
 
 

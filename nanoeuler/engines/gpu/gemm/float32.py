@@ -183,6 +183,11 @@ class Splitting(TypedDict, total=False):
     product: Callable[..., list[Launch]]
 
 
+def first_of(cut: Any, axis: int, count: int) -> Any:
+    """The first columns (axis 1) or rows of the memory for pieces: the last stretch needs less."""
+    return cut[:, :count] if axis else cut[:count]
+
+
 def pieces_product(
     capability: tuple[int, int], layout: str, a: Any, b: Any, c: Any, split_a: Any, split_b: Any,
     **how: Unpack[Splitting],
@@ -202,10 +207,7 @@ def pieces_product(
     left, right = zip(*PAIRS[pieces], strict=True)
 
     def room(cut: Any, axis: int, size: int) -> Any:
-        """The memory for the pieces of a stretch: the last one needs less."""
-        if size == length:
-            return cut
-        return cut[:, : len(left) * size] if axis else cut[: len(left) * size]
+        return cut if size == length else first_of(cut, axis, len(left) * size)
 
     @functools.cache
     def multiply(size: int, way: str) -> list[Launch]:

@@ -119,6 +119,21 @@ def make_across_end(tall: int) -> Callable:
     return end
 
 
+class Wide(NamedTuple):
+    """Addresses of the wide arrays."""
+
+    x: int
+    dy: int
+
+
+class Pitches(NamedTuple):
+    """Elements from row to row."""
+
+    x: int
+    dy: int
+    h: int
+
+
 @cache
 def across_kernel(tall: int) -> Kernel:
     """Y = W X^T of each Part, of 16 `tall` rows of W at most.
@@ -128,23 +143,23 @@ def across_kernel(tall: int) -> Kernel:
     """
     step, end, count = make_across_step(tall), make_across_end(tall), tall * ACROSS // 2
 
-    def across(parts, w, x, dy, h, lines, padded, x_pitch, dy_pitch, h_pitch):
+    def across(parts, w, arrays: Wide, h, lines, padded, pitches: Pitches):
         t, first = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x * ACROSS)
         wide, column, columns, start = ptx.load_int4(parts + 32 * int64(cuda.blockIdx.y))
         w_pitch, rows, own, _ = ptx.load_int4(parts + 32 * int64(cuda.blockIdx.y) + 16)
         sums = cuda.local.array(count, float32)
         for i in range(count):
             sums[i] = float32(0)
-        base, pitch = x, x_pitch
+        base, pitch = arrays.x, pitches.x
         if wide:
-            base, pitch = dy, dy_pitch
+            base, pitch = arrays.dy, pitches.dy
         base, left = base + (int64(first) * pitch + column) * 2, int32(lines - first)
         for k in range(int32((t >> 5) * STEP), columns, WARPS * STEP):
             of_w = Matrix(w + (int64(start) + k) * 2, w_pitch, rows, int32(columns - k))
             of_x = Matrix(base + int64(k) * 2, pitch, left, int32(columns - k))
             step(sums, of_w, of_x, int32(t & 31))
-        at = h + (int64(own) * h_pitch + first) * 2
-        end(sums, Matrix(at, h_pitch, rows, int32(padded - first)), t)
+        at = h + (int64(own) * pitches.h + first) * 2
+        end(sums, Matrix(at, pitches.h, rows, int32(padded - first)), t)
 
     return Kernel(across, "l l l l l r r r r r", 32 * WARPS, target=(8, 0), resident=2)
 
@@ -223,32 +238,39 @@ def make_down_end(tall: int, add: bool) -> Callable:
     return end
 
 
+class Counts(NamedTuple):
+    """Rows of X, and elements of all G: those of a piece follow those of the piece before."""
+
+    lines: int
+    size: int
+
+
 @cache
 def down_kernel(tall: int, add: bool) -> Kernel:
     """G = Y X, or G += Y X, of each Part, of 16 `tall` rows of Y at most.
 
-    blockIdx.x -> 64 columns of X, a Part in `strips`; blockIdx.y -> a piece of `share` rows, and
-    the `size` elements of all G of that piece; warp -> every eighth 16 rows. Bytes: X from memory
-    once, Y from the caches by each block.
+    blockIdx.x -> 64 columns of X, a Part in `strips`; blockIdx.y -> a piece of `share` rows; warp
+    -> every eighth 16 rows. Bytes: X from memory once, Y from the caches by each block.
     """
     step, end, count = make_down_step(tall), make_down_end(tall, add), 4 * tall * EIGHT
 
-    def down(strips, h, x, dy, g, lines, size, x_pitch, dy_pitch, h_pitch, share):
+    def down(strips, h, arrays: Wide, g, counts: Counts, pitches: Pitches, share):
         t, piece = int32(cuda.threadIdx.x), int32(cuda.blockIdx.y)
         wide, column, columns, start = ptx.load_int4(strips + 32 * int64(cuda.blockIdx.x))
         g_pitch, rows, _, other = ptx.load_int4(strips + 32 * int64(cuda.blockIdx.x) + 16)
         sums = cuda.local.array(count, float32)
         for i in range(count):
             sums[i] = float32(0)
-        base, pitch = x, x_pitch
+        base, pitch = arrays.x, pitches.x
         if wide:
-            base, pitch = dy, dy_pitch
-        last = int32(min(lines, (piece + 1) * share))
+            base, pitch = arrays.dy, pitches.dy
+        last = int32(min(counts.lines, (piece + 1) * share))
         for n in range(int32(piece * share + (t >> 5) * SIDE), last, WARPS * SIDE):
-            of_y = Matrix(h + (int64(other) * h_pitch + n) * 2, h_pitch, rows, int32(last - n))
+            at = h + (int64(other) * pitches.h + n) * 2
+            of_y = Matrix(at, pitches.h, rows, int32(last - n))
             at = base + (int64(n) * pitch + column) * 2
             step(sums, of_y, Matrix(at, pitch, int32(last - n), columns), int32(t & 31))
-        at = g + (int64(piece) * size + start) * 4
+        at = g + (int64(piece) * counts.size + start) * 4
         end(sums, Matrix(at, g_pitch, rows, columns), t)
 
     resident = 2 if tall < 3 else 1

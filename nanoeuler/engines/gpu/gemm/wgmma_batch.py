@@ -117,17 +117,16 @@ def make_fetch_batch(batch: Batch) -> Callable:
 
 # %% sec-muon-gpu-twice
 class Arguments(NamedTuple):
-    """What a kernel is given: addresses of maps of A, B and C, of D, of the work list and of the
-    scales; the columns of C; and the polynomial's numbers."""
+    """What a kernel is given: addresses of arrays and maps, and numbers."""
 
-    a: int
+    a: int        # maps of A, B and C
     b: int
     c: int
     d: int
-    work: int
+    work: int     # the work list
     scales: int
-    n: int
-    one: float
+    n: int        # columns of C
+    one: float    # the polynomial's numbers
     two: float
     three: float
 
@@ -276,15 +275,14 @@ def make_consume_batch(batch: Batch) -> Callable:
 
 @cache
 def batch_kernel(batch: Batch) -> Kernel:
-    """The kernel of a batch: maps of A, B and C; D, or 0; work list, scales, or 0; columns of C;
-    the polynomial's numbers, or zeros."""
+    """The kernel of a batch. Of its arguments D and the polynomial's numbers are 0 without one, and
+    the scales 0 with one."""
     form, produce, consume = batch.form, make_fetch_batch(batch), make_consume_batch(batch)
     stages = form.stages
     fewer = hopper.set_registers(forms.FEW, False)
     more = hopper.set_registers(forms.MANY, True)
 
-    def batch_wgmma(map_a, map_b, map_c, d, work, scales, n, one, two, three):
-        of = Arguments(map_a, map_b, map_c, d, work, scales, n, one, two, three)
+    def batch_wgmma(of: Arguments):
         shared = cuda.shared.array(0, int8)
         base = ring.aligned(ptx.shared_address(shared))
         bars = int32(base + forms.RING + forms.SLOTS * forms.BOX)
@@ -292,7 +290,7 @@ def batch_kernel(batch: Batch) -> Kernel:
         if cuda.threadIdx.x == 0:
             forms.prepare(bars, stages, 1)
         cuda.syncthreads()
-        item, end, _, _ = ptx.load_int4(work + int64(cuda.blockIdx.x) * 16)
+        item, end, _, _ = ptx.load_int4(of.work + int64(cuda.blockIdx.x) * 16)
         if group == 0:
             fewer()
             if t == 0:
@@ -301,7 +299,7 @@ def batch_kernel(batch: Batch) -> Kernel:
             more()
             c = int32(group - 1)
             if t == 0:
-                hopper.map_acquire(map_c)
+                hopper.map_acquire(of.c)
             boxes = int32(base + forms.RING + c * 2 * forms.BOX)
             consume(of, Consumer(base, bars, boxes, c, t), item, end)
             if t == 0:

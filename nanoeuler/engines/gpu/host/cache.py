@@ -100,8 +100,7 @@ class Description:
         return f"{shape} {code.co_code.hex()} {self.of(code.co_consts)}"
 
     def function(self, function: FunctionType) -> str:
-        """A function with all that it looks up, which are its globals, its closure, its defaults.
-        """
+        """A function with all that it looks up: its globals, its closure, its defaults."""
         if function not in self.numbers:
             self.numbers[function] = len(self.numbers)
             cells = [cell.cell_contents for cell in function.__closure__ or ()]
@@ -114,6 +113,7 @@ class Description:
         return f"function {self.numbers[function]}"
 
 
+# %% sec-kernel-cache
 def fingerprint(kernel: Kernel, target: tuple) -> str | None:
     """A digest of everything that a kernel's machine code for `target` depends on; None: unknown.
     """

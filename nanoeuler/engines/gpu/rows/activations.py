@@ -12,7 +12,7 @@ du may be u.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.lang import vectors
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
@@ -36,8 +36,6 @@ from nanoeuler.engines.gpu.tile.curves import (
     swiglu,
     swiglu_slopes,
 )
-
-AHEAD = 2  # rows that a thread loads before it uses one, on the way back
 
 
 def shares(name: str) -> tuple[Callable, Callable]:
@@ -90,8 +88,20 @@ def curve_kernel(kind: str, name: str, threads: int) -> Kernel:
     return Kernel(curved, "l l r r", threads, resident=FREE // threads, target=(8, 0))
 
 
+AHEAD = 2  # rows that a thread loads before it uses one, on the way back
+
+
+class Arrays(NamedTuple):
+    """Addresses of what the backward kernels read and write."""
+
+    dh: int
+    u: int
+    du: int
+    h: int
+
+
 def make_gated_rows(kind: str, count: int, again: bool) -> Callable:
-    """gated_rows(dh, u, du, h, here, wide, step, half, left, right): `count` rows, loads first.
+    """gated_rows(of, here, wide, step, half, left, right): `count` rows of `Arrays`, loads first.
 
     here, wide: bytes from the beginning of h and u to this thread's in the first row; step: of h
     from row to row; half: from gate to up. Adds du to left (dgate) and right (dup).
@@ -100,13 +110,13 @@ def make_gated_rows(kind: str, count: int, again: bool) -> Callable:
     load, load_u = vectors.make_load(kind, width), vectors.make_load(kind, width, own=True)
     store = vectors.make_store(kind, width)
 
-    def gated_rows(dh, u, du, h, here, wide, step, half, left, right):
+    def gated_rows(of, here, wide, step, half, left, right):
         slope, gate = cuda.local.array(many, float32), cuda.local.array(many, float32)
         up, value = cuda.local.array(many, float32), cuda.local.array(width, float32)
         for i in range(count):
-            load(slope, i * width, dh + here + i * step)
-            load_u(gate, i * width, u + wide + i * 2 * step)
-            load_u(up, i * width, u + wide + i * 2 * step + half)
+            load(slope, i * width, of.dh + here + i * step)
+            load_u(gate, i * width, of.u + wide + i * 2 * step)
+            load_u(up, i * width, of.u + wide + i * 2 * step + half)
         for i in range(count):
             for k in range(width):
                 at = i * width + k
@@ -114,10 +124,10 @@ def make_gated_rows(kind: str, count: int, again: bool) -> Callable:
                 gate[at], up[at] = swiglu_slopes(slope[at], gate[at], up[at], sigma)
                 left[k] += gate[at]
                 right[k] += up[at]
-            store(gate, i * width, du + wide + i * 2 * step)
-            store(up, i * width, du + wide + i * 2 * step + half)
+            store(gate, i * width, of.du + wide + i * 2 * step)
+            store(up, i * width, of.du + wide + i * 2 * step + half)
             if again:
-                store(value, 0, h + here + i * step)
+                store(value, 0, of.h + here + i * step)
 
     return gated_rows
 
@@ -129,7 +139,7 @@ def swiglu_backward_kernel(kind: str, again: bool, summed: bool, threads: int) -
     one, several = make_gated_rows(kind, 1, again), make_gated_rows(kind, AHEAD, again)
     zero, put = make_zero(width), make_put(width)
 
-    def gated_backward(dh, u, du, h, partials, rows, columns):
+    def gated_backward(of: Arrays, partials, rows, columns):
         column = int32(cuda.blockIdx.x * threads + cuda.threadIdx.x) * width
         left, right = cuda.local.array(width, float32), cuda.local.array(width, float32)
         zero(left)
@@ -139,11 +149,11 @@ def swiglu_backward_kernel(kind: str, again: bool, summed: bool, threads: int) -
             at = int64(column) * size
             while row + (AHEAD - 1) * slabs < rows:
                 here = row * half + at
-                several(dh, u, du, h, here, here + row * half, slabs * half, half, left, right)
+                several(of, here, here + row * half, slabs * half, half, left, right)
                 row += AHEAD * slabs
             while row < rows:
                 here = row * half + at
-                one(dh, u, du, h, here, here + row * half, slabs * half, half, left, right)
+                one(of, here, here + row * half, slabs * half, half, left, right)
                 row += slabs
             if summed:
                 out = vectors.place(partials, cuda.blockIdx.y, 2 * columns, 4) + int64(column) * 4
@@ -155,7 +165,7 @@ def swiglu_backward_kernel(kind: str, again: bool, summed: bool, threads: int) -
 
 
 def make_curved_rows(kind: str, count: int, again: bool, name: str) -> Callable:
-    """curved_rows(dh, u, du, h, here, step, sums): `count` rows, loads first.
+    """curved_rows(of, here, step, sums): `count` rows of `Arrays`, loads first.
 
     here: bytes to this thread's in the first row; step: from row to row. Adds du to sums.
     """
@@ -164,11 +174,11 @@ def make_curved_rows(kind: str, count: int, again: bool, name: str) -> Callable:
     load, load_u = vectors.make_load(kind, width), vectors.make_load(kind, width, own=True)
     store = vectors.make_store(kind, width)
 
-    def curved_rows(dh, u, du, h, here, step, sums):
+    def curved_rows(of, here, step, sums):
         slope, value = cuda.local.array(many, float32), cuda.local.array(many, float32)
         for i in range(count):
-            load(slope, i * width, dh + here + i * step)
-            load_u(value, i * width, u + here + i * step)
+            load(slope, i * width, of.dh + here + i * step)
+            load_u(value, i * width, of.u + here + i * step)
         for i in range(count):
             for k in range(width):
                 at = i * width + k
@@ -176,9 +186,9 @@ def make_curved_rows(kind: str, count: int, again: bool, name: str) -> Callable:
                 sums[k] += slope[at]
                 if again:
                     value[at] *= share(value[at])
-            store(slope, i * width, du + here + i * step)
+            store(slope, i * width, of.du + here + i * step)
             if again:
-                store(value, i * width, h + here + i * step)
+                store(value, i * width, of.h + here + i * step)
 
     return curved_rows
 
@@ -192,7 +202,7 @@ def curve_backward_kernel(
     put = make_put(width)
     one, several = (make_curved_rows(kind, count, again, name) for count in (1, AHEAD))
 
-    def curved_backward(dh, u, du, h, partials, rows, columns):
+    def curved_backward(of: Arrays, partials, rows, columns):
         column = int32(cuda.blockIdx.x * threads + cuda.threadIdx.x) * width
         sums = cuda.local.array(width, float32)
         zero(sums)
@@ -200,10 +210,10 @@ def curve_backward_kernel(
         if column < columns:
             at, step = int64(column) * size, slabs * (int64(columns) * size)
             while row + (AHEAD - 1) * slabs < rows:
-                several(dh, u, du, h, vectors.place(at, row, columns, size), step, sums)
+                several(of, vectors.place(at, row, columns, size), step, sums)
                 row += AHEAD * slabs
             while row < rows:
-                one(dh, u, du, h, vectors.place(at, row, columns, size), step, sums)
+                one(of, vectors.place(at, row, columns, size), step, sums)
                 row += slabs
             if summed:
                 put(sums, vectors.place(partials, cuda.blockIdx.y, columns, 4) + int64(column) * 4)

@@ -45,10 +45,8 @@ class Walk:
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.columns < 1 or self.columns % vectors.STEP:
-            shape = f"{self.rows} x {self.columns}"
-            raise UserError(
-                f"a matrix has rows and a multiple of {vectors.STEP} columns, not {shape}"
-            )
+            came = f"{self.rows} x {self.columns}"
+            raise UserError(f"expected rows and a multiple of {vectors.STEP} columns, not {came}")
 
     @property
     def strips(self) -> int:

@@ -10,7 +10,7 @@ of dx at its places, in their order; `scatter_plan`, made on the host, says wher
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -158,33 +158,43 @@ def scatter_plan(tokens: np.ndarray, V: int) -> np.ndarray:
     return np.concatenate([rows.reshape(-1), order.astype(np.int32)])
 
 
-def make_pile(kind: str, width: int, listed: bool) -> Any:
-    """pile(sums, matrix, order, first, end, step, base, columns): adds rows to sums, in order.
+class Rows(NamedTuple):
+    """Rows of a matrix, from the first to before the end: the i-th is order[i], order the address
+    of a list, or where there is no list base + i * step."""
 
-    Row i of first to end - 1 is order[i] if listed, else base + i * step. matrix: the address of
-    this thread's columns in row 0.
+    order: int
+    first: int
+    end: int
+    step: int
+    base: int
+
+
+def make_pile(kind: str, width: int, listed: bool) -> Any:
+    """pile(sums, matrix, rows, columns): adds `Rows` of a matrix to sums, in order.
+
+    matrix: the address of this thread's columns in row 0. listed: whether rows are in a list.
     """
     load, size = vectors.make_load(kind, width), vectors.SIZES[kind]
     ahead = AHEAD * width
 
-    def row_of(order, i, step, base):
-        return load_int(order + int64(i) * 4) if listed else int32(base + i * step)
+    def row_of(rows, i):
+        return load_int(rows.order + int64(i) * 4) if listed else int32(rows.base + i * rows.step)
 
-    def pile(sums, matrix, order, first, end, step, base, columns):
+    def pile(sums, matrix, rows, columns):
         values = cuda.local.array(ahead, float32)
         for k in range(width):
             sums[k] = float32(0)
-        i = first
-        while i + AHEAD <= end:
+        i = rows.first
+        while i + AHEAD <= rows.end:
             for k in range(AHEAD):
-                row = row_of(order, i + k, step, base)
+                row = row_of(rows, i + k)
                 load(values, k * width, vectors.place(matrix, row, columns, size))
             for k in range(AHEAD):
                 for c in range(width):
                     sums[c] += values[k * width + c]
             i += AHEAD
-        while i < end:
-            load(values, 0, vectors.place(matrix, row_of(order, i, step, base), columns, size))
+        while i < rows.end:
+            load(values, 0, vectors.place(matrix, row_of(rows, i), columns, size))
             for c in range(width):
                 sums[c] += values[c]
             i += 1
@@ -230,7 +240,7 @@ def scatter_kernel(columns: int, kind: str) -> Kernel:
             column = int32((item - chunk * strips) * vectors.LANES + lane) * width
             token, first, end, slot = load_int4(plan + int64(1 + chunk) * 16)
             if column < columns:
-                pile(sums, dx + column * size, order, first, end, 0, 0, columns)
+                pile(sums, dx + column * size, Rows(order, first, end, 0, 0), columns)
                 if slot < 0:
                     put(sums, vectors.place(dtable, token, columns, 4) + column * 4, True)
                 else:
@@ -256,7 +266,7 @@ def several_kernel(columns: int) -> Kernel:
             column = int32((item - which * strips) * vectors.LANES + lane) * width
             token, first, end, _ = load_int4(plan + int64(1 + room + which) * 16)
             if column < columns:
-                pile(sums, slots + column * 4, slots, first, end, 1, 0, columns)
+                pile(sums, slots + column * 4, Rows(slots, first, end, 1, 0), columns)
                 put(sums, vectors.place(dtable, token, columns, 4) + column * 4, True)
             item += int32(cuda.gridDim.x * WARPS)
 
@@ -276,7 +286,7 @@ def positions_kernel(columns: int, kind: str) -> Kernel:
         t = item // strips
         column = int32((item - t * strips) * vectors.LANES + lane) * width
         if t < T and column < columns:
-            pile(sums, dx + column * size, dx, 0, B, T, t, columns)
+            pile(sums, dx + column * size, Rows(dx, 0, B, T, t), columns)
             put(sums, vectors.place(dpositions, t, columns, 4) + column * 4, True)
 
     return Kernel(add_positions, "l l r r", vectors.LANES * WARPS, target=(8, 0))

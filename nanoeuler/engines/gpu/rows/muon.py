@@ -146,33 +146,30 @@ def put_four(u, batch, to, on):
     ptx.store_int2(at, ptx.pack_bf16(u[0], u[1]), ptx.pack_bf16(u[2], u[3]))
 
 
-def momentum(table, decision, gradients, m, batch, sums, width, keep, rest):
-    """m = keep m + rest g and the direction keep m + rest g of the new m, to the batch in bf16.
+def fetch_four(u, batch, to, on):
+    """LANE directions of a batch."""
+    low, high = ptx.load_int2(batch + 2 * (int64(to) + on))
+    u[0], u[1] = ptx.low_bf16(low), ptx.high_bf16(low)
+    u[2], u[3] = ptx.low_bf16(high), ptx.high_bf16(high)
 
-    g: the gradient, clipped. sums (tiles,): of the squares of each tile's directions. Where the
-    decision says no, m stays, and directions and sums are 0.
-    """
-    clip, _, go, _ = ptx.load_float4(decision + 16)
-    tile = read_corner(table)
-    place, total = cuda.shared.array((SIDE, APART), float32), float32(0)
-    u = cuda.local.array(LANE, float32)
-    for i in range(ROUNDS):
-        row, column = int32(tile.row + 16 * i), tile.column
-        if row < tile.rows and column < tile.columns:
-            at = 4 * (tile.first + int64(row) * tile.pitch + column)
-            direct(u, gradients + at, m + at, clip, go, keep, rest)
-            for j in range(LANE):
-                total = float32(total + u[j] * u[j])
-                if tile.turned:
-                    place[row, column + j] = u[j]
-            if not tile.turned:
-                put_four(u, batch, tile.to, int32(row * width + column))
-    if tile.turned:
-        cuda.syncthreads()
-        put_turned(place, u, batch, tile, width)
-    total = block_sum(total, THREADS // 32)
-    if cuda.threadIdx.x == 0:
-        ptx.store_float(sums + 4 * int64(cuda.blockIdx.x), total)
+
+class Directions(NamedTuple):
+    """Where directions go: a batch with rows of `width`; sums (tiles,): of each tile's squares."""
+
+    batch: int
+    sums: int
+    width: int
+
+
+def leave_row(u, place, tile, row, out, total):
+    """LANE directions of a row to the batch, or to shared memory; total, with their squares."""
+    for j in range(LANE):
+        total = float32(total + u[j] * u[j])
+        if tile.turned:
+            place[row, tile.column + j] = u[j]
+    if not tile.turned:
+        put_four(u, out.batch, tile.to, int32(row * out.width + tile.column))
+    return total
 
 
 def put_turned(place, u, batch, tile, width):
@@ -183,6 +180,34 @@ def put_turned(place, u, batch, tile, width):
             for j in range(LANE):
                 u[j] = place[column + j, row]
             put_four(u, batch, tile.to, int32(row * width + column))
+
+
+def leave_tile(u, place, tile, out, total):
+    """After its rows: a transposed tile to the batch, and the sum of the block's squares."""
+    if tile.turned:
+        cuda.syncthreads()
+        put_turned(place, u, out.batch, tile, out.width)
+    total = block_sum(total, THREADS // 32)
+    if cuda.threadIdx.x == 0:
+        ptx.store_float(out.sums + 4 * int64(cuda.blockIdx.x), total)
+
+
+def momentum(table, decision, gradients, m, out: Directions, keep, rest):
+    """m = keep m + rest g and the direction keep m + rest g of the new m, to the batch in bf16.
+
+    g: the gradient, clipped. Where the decision says no, m stays, and directions and sums are 0.
+    """
+    clip, _, go, _ = ptx.load_float4(decision + 16)
+    tile = read_corner(table)
+    place, total = cuda.shared.array((SIDE, APART), float32), float32(0)
+    u = cuda.local.array(LANE, float32)
+    for i in range(ROUNDS):
+        row, column = int32(tile.row + 16 * i), tile.column
+        if row < tile.rows and column < tile.columns:
+            at = 4 * (tile.first + int64(row) * tile.pitch + column)
+            direct(u, gradients + at, m + at, clip, go, keep, rest)
+            total = leave_row(u, place, tile, row, out, total)
+    leave_tile(u, place, tile, out, total)
 
 
 # As many blocks as the table has tiles.
@@ -221,20 +246,29 @@ def scales_shape(count: int) -> tuple[int, int]:
     return 2, cover(count, LANE) * LANE
 
 
-def momentum_launches(
-    rules: MuonRules, matrices: Sequence[Matrix], buffers: adamw.Buffers, decision: Any, batch: Any,
-    scales: Any, take: "Take",
+def batch_launches(
+    kernel: Kernel, matrices: Sequence[Matrix], first: tuple, batch: Any, scales: Any, take: Take,
+    last: tuple = (),
 ) -> list[Launch]:  # fmt: skip
-    """Momentum of one batch, uint16 (1, count, r, c), and its `scales_shape`, float32."""
-    count, width = len(matrices), batch.shape[-1]
-    table = matrix_tiles(matrices)
+    """A kernel that leaves a batch's directions, and their norms; the kernel's arguments are its
+    table, `first`, `Directions` and `last`."""
+    count, table = len(matrices), matrix_tiles(matrices)
     expect("batch", batch, (1, count, min(matrices[0][2:4]), max(matrices[0][2:4])), "bf16")
     expect("scales", scales, scales_shape(count), "float32")
-    sums = take.scratch((len(table),), np.float32)
+    out = Directions(batch, take.scratch((len(table),), np.float32), batch.shape[-1])
+    args = take.place(table), *first, *out, *last
+    of_norms = take.place(matrix_parts(matrices)), out.sums, scales, scales.shape[1]
+    return [Launch(kernel, (len(table),), args), Launch(NORMS, (count,), of_norms)]
+
+
+def momentum_launches(
+    rules: MuonRules, matrices: Sequence[Matrix], buffers: adamw.Buffers, decision: Any, batch: Any,
+    scales: Any, take: Take,
+) -> list[Launch]:  # fmt: skip
+    """Momentum of one batch, uint16 (1, count, r, c), and its `scales_shape`, float32."""
+    first = decision, buffers.gradients, buffers.m
     constants = float(rules.momentum), float(1 - rules.momentum)
-    args = take.place(table), decision, buffers.gradients, buffers.m, batch, sums, width, *constants
-    of_norms = take.place(matrix_parts(matrices)), sums, scales, scales.shape[1]
-    return [Launch(MOMENTUM, (len(table),), args), Launch(NORMS, (count,), of_norms)]
+    return batch_launches(MOMENTUM, matrices, first, batch, scales, take, constants)
 
 
 def moved(w, o, tile, rate, decay):
@@ -305,9 +339,7 @@ def move_kernel(halves: bool, copied: bool) -> Kernel:
                     for j in range(LANE):
                         o[j] = place[row, column + j]
                 else:
-                    low, high = ptx.load_int2(batch + 2 * (int64(tile.to) + row * width + column))
-                    o[0], o[1] = ptx.low_bf16(low), ptx.high_bf16(low)
-                    o[2], o[3] = ptx.low_bf16(high), ptx.high_bf16(high)
+                    fetch_four(o, batch, int64(tile.to) + row * width, column)
                 for j in range(LANE):
                     w[j] = moved(w[j], o[j], tile, rate, decay)
                 keep(w, weights, copy, at)
@@ -350,7 +382,15 @@ def normalise(batch, scales, fours):
 NORMALISE = Kernel(normalise, "l l r", THREADS, target=(8, 0))
 
 
-def polynomial(squares, grams, out, width, fours, one, two, three):
+class Coefficients(NamedTuple):
+    """Of a polynomial: what I, A and A^2 are multiplied by."""
+
+    one: float
+    two: float
+    three: float
+
+
+def polynomial(squares, grams, out, width, fours, by: Coefficients):
     """out = one I + two A + three S of matrices `width` wide: S float32, A and out bf16; a thread
     has four numbers of all `fours`."""
     four = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
@@ -362,13 +402,13 @@ def polynomial(squares, grams, out, width, fours, one, two, three):
         u = cuda.local.array(LANE, float32)
         u[0], u[1], u[2], u[3] = ptx.load_float4(squares + 4 * at)
         low, high = ptx.load_int2(grams + 2 * at)
-        u[0] = float32(three * u[0] + two * ptx.low_bf16(low))
-        u[1] = float32(three * u[1] + two * ptx.high_bf16(low))
-        u[2] = float32(three * u[2] + two * ptx.low_bf16(high))
-        u[3] = float32(three * u[3] + two * ptx.high_bf16(high))
+        u[0] = float32(by.three * u[0] + by.two * ptx.low_bf16(low))
+        u[1] = float32(by.three * u[1] + by.two * ptx.high_bf16(low))
+        u[2] = float32(by.three * u[2] + by.two * ptx.low_bf16(high))
+        u[3] = float32(by.three * u[3] + by.two * ptx.high_bf16(high))
         for j in range(LANE):
             if row == column + j:
-                u[j] = float32(u[j] + one)
+                u[j] = float32(u[j] + by.one)
         put_four(u, out, int32(0), at)
 
 
@@ -418,15 +458,8 @@ def line_tiles(found: Sequence[Stretch], start: int) -> np.ndarray:
     return np.array(made, np.int32).reshape(-1, 8)
 
 
-def fetch_four(u, batch, to, on):
-    """LANE directions of bf16."""
-    low, high = ptx.load_int2(batch + 2 * (int64(to) + on))
-    u[0], u[1] = ptx.low_bf16(low), ptx.high_bf16(low)
-    u[2], u[3] = ptx.low_bf16(high), ptx.high_bf16(high)
-
-
-def collect(table, flat, batch, sums, width):
-    """Matrices from flat directions to a batch, both bf16; sums (tiles,): of tiles' squares."""
+def collect(table, flat, out: Directions):
+    """Matrices from flat directions to a batch, both bf16."""
     tile = read_corner(table)
     place, total = cuda.shared.array((SIDE, APART), float32), float32(0)
     u = cuda.local.array(LANE, float32)
@@ -434,18 +467,8 @@ def collect(table, flat, batch, sums, width):
         row, column = int32(tile.row + 16 * i), tile.column
         if row < tile.rows and column < tile.columns:
             fetch_four(u, flat, tile.first, int64(row) * tile.pitch + column)
-            for j in range(LANE):
-                total = float32(total + u[j] * u[j])
-                if tile.turned:
-                    place[row, column + j] = u[j]
-            if not tile.turned:
-                put_four(u, batch, tile.to, int32(row * width + column))
-    if tile.turned:
-        cuda.syncthreads()
-        put_turned(place, u, batch, tile, width)
-    total = block_sum(total, THREADS // 32)
-    if cuda.threadIdx.x == 0:
-        ptx.store_float(sums + 4 * int64(cuda.blockIdx.x), total)
+            total = leave_row(u, place, tile, row, out, total)
+    leave_tile(u, place, tile, out, total)
 
 
 # As many blocks as the table has tiles. Bytes of a direction: 2 read, 2 written.
@@ -503,13 +526,7 @@ def collect_launches(
     matrices: Sequence[Matrix], flat: Any, batch: Any, scales: Any, take: Take
 ) -> list[Launch]:
     """Matrices from flat directions to a batch, and its scales, as `momentum_launches` has them."""
-    count, table = len(matrices), matrix_tiles(matrices)
-    expect("batch", batch, (1, count, min(matrices[0][2:4]), max(matrices[0][2:4])), "bf16")
-    expect("scales", scales, scales_shape(count), "float32")
-    sums = take.scratch((len(table),), np.float32)
-    args = take.place(table), flat, batch, sums, batch.shape[-1]
-    of_norms = take.place(matrix_parts(matrices)), sums, scales, scales.shape[1]
-    return [Launch(COLLECT, (len(table),), args), Launch(NORMS, (count,), of_norms)]
+    return batch_launches(COLLECT, matrices, (flat,), batch, scales, take)
 
 
 def deliver_launch(matrices: Sequence[Matrix], batch: Any, flat: Any, take: Take) -> Launch:

@@ -89,6 +89,14 @@ def make_norm(layout: Layout, norm: Norm) -> Callable:
     return normed
 
 
+class Add(NamedTuple):
+    """A residual addition: moved = x + weight t; moved may be x."""
+
+    t: Any
+    weight: float
+    moved: Any
+
+
 @functools.cache
 def move_norm_kernel(
     columns: int, norm: Norm, stream: str, kind: str, move: bool, biased: bool
@@ -105,7 +113,7 @@ def move_norm_kernel(
     lanes, rows_a_block, own = layout.lanes, layout.rows, layout.pieces * layout.width
     size, size_n, kept = SIZES[stream], SIZES[kind], NORMS[norm.kind]
 
-    def move_norm(x, t, weight, moved, n, gain, bias, stats, rows):
+    def move_norm(x, add: Add, n, gain, bias, stats, rows):
         thread = int32(cuda.threadIdx.x)
         row = int32(cuda.blockIdx.x * rows_a_block + thread // lanes)
         lane = int32(thread % lanes)
@@ -113,11 +121,11 @@ def move_norm_kernel(
         if row < rows:
             load_x(values, place(x, row, columns, size), lane)
             if move:
-                load_t(others, place(t, row, columns, size_n), lane)
+                load_t(others, place(add.t, row, columns, size_n), lane)
                 for k in range(own):
-                    values[k] += weight * others[k]
+                    values[k] += add.weight * others[k]
                 settle(values)
-                store_x(values, place(moved, row, columns, size), lane)
+                store_x(values, place(add.moved, row, columns, size), lane)
             normed(values, stats + int64(row) * (4 * kept), lane)
             load_gain(others, gain, lane)
             for k in range(own):
@@ -129,14 +137,6 @@ def move_norm_kernel(
             store_n(values, place(n, row, columns, size_n), lane)
 
     return Kernel(move_norm, "l l f l l l l l r", layout.threads, target=(8, 0))
-
-
-class Add(NamedTuple):
-    """A residual addition: moved = x + weight t; moved may be x."""
-
-    t: Any
-    weight: float
-    moved: Any
 
 
 def move_norm_launch(

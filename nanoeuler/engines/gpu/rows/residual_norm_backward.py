@@ -75,8 +75,23 @@ class Form:
         return max(1, (12 if few else 8) * LANES // self.layout.threads)
 
 
+class Inputs(NamedTuple):
+    """Addresses of what the norm's gradient is made of: dn, x', and what the forward kept."""
+
+    dn: int
+    x: int
+    stats: int
+
+
+class Copy(NamedTuple):
+    """The copy of dx: what it is multiplied by, and its address."""
+
+    weight: float
+    scaled: int
+
+
 def make_read(form: Form) -> Callable:
-    """read(g, x_hat, sums, dn, x, stats, row, lane) -> inverse: a row of dn and of x^.
+    """read(g, x_hat, sums, rows, row, lane) -> inverse: a row of dn and of x^.
 
     Adds the row to the sums of dn x^ and of dn.
     """
@@ -86,10 +101,10 @@ def make_read(form: Form) -> Callable:
     columns, centred, biased = form.columns, form.norm == "layer", form.biased
     kept = 4 * NORMS[form.norm]
 
-    def read(g, x_hat, sums, dn, x, stats, row, lane):
-        load_dn(g, place(dn, row, columns, size), lane)
-        load_x(x_hat, place(x, row, columns, size_x), lane)
-        stats += int64(row) * kept
+    def read(g, x_hat, sums, of, row, lane):
+        load_dn(g, place(of.dn, row, columns, size), lane)
+        load_x(x_hat, place(of.x, row, columns, size_x), lane)
+        stats = of.stats + int64(row) * kept
         mean = float32(0)
         if centred:
             mean = ptx.load_float(stats)
@@ -180,20 +195,39 @@ def make_write_sums(form: Form) -> Callable:
     return in_turn if warps > 1 else directly
 
 
+def make_leave(form: Form) -> Callable:
+    """leave(g, sums, dx, copied, row, lane): a row of dx as it is stored; then g = weight dx to its
+    `Copy` and, if wanted, to the last of the sums."""
+    layout, columns, own = form.layout, form.columns, form.layout.pieces * form.layout.width
+    settle = make_round_row(layout, form.gradient)
+    store_dx, store_copy = (make_store_row(layout, kind) for kind in (form.gradient, form.kind))
+    size, narrow, last = SIZES[form.gradient], SIZES[form.kind], (form.sums - 1) * own
+    copy, moved = form.copy, form.moved
+
+    def leave(g, sums, dx, copied, row, lane):
+        settle(g)
+        store_dx(g, place(dx, row, columns, size), lane)
+        for k in range(own):
+            g[k] *= copied.weight
+            if moved:
+                sums[last + k] += g[k]
+        if copy:
+            store_copy(g, place(copied.scaled, row, columns, narrow), lane)
+
+    return leave
+
+
 @functools.cache
 def norm_backward_kernel(form: Form) -> Kernel:
     """dx and partial sums from dn; of G blocks of R warps, warp w of b has rows b R + w + i G R."""
     layout = form.layout
     read, slope, write_sums = make_read(form), make_slope(form), make_write_sums(form)
-    load_dx = make_load_row(layout, form.gradient, own=True)
-    settle = make_round_row(layout, form.gradient)
-    store_dx, store_copy = (make_store_row(layout, kind) for kind in (form.gradient, form.kind))
+    load_dx, leave = make_load_row(layout, form.gradient, own=True), make_leave(form)
     lanes, rows_a_block, own = layout.lanes, layout.rows, layout.pieces * layout.width
-    columns, size, narrow = form.columns, SIZES[form.gradient], SIZES[form.kind]
+    columns, size, add, all_sums = form.columns, SIZES[form.gradient], form.add, form.sums * own
     wide = form.sums * columns
-    add, copy, moved, all_sums = form.add, form.copy, form.moved, form.sums * own
 
-    def norm_backward(dn, x, stats, gain, before, dx, weight, scaled, partials, rows):
+    def norm_backward(of: Inputs, gain, before, dx, copied: Copy, partials, rows):
         warp, lane = int32(cuda.threadIdx.x // lanes), int32(cuda.threadIdx.x % lanes)
         g, x_hat = cuda.local.array(own, float32), cuda.local.array(own, float32)
         sums, old = cuda.local.array(all_sums, float32), cuda.local.array(own, float32)
@@ -201,21 +235,14 @@ def norm_backward_kernel(form: Form) -> Kernel:
             sums[k] = float32(0)
         row = int32(cuda.blockIdx.x * rows_a_block + warp)
         while row < rows:
-            inverse = read(g, x_hat, sums, dn, x, stats, row, lane)
+            inverse = read(g, x_hat, sums, of, row, lane)
             if add:
                 load_dx(old, place(before, row, columns, size), lane)
             slope(g, x_hat, gain, inverse, lane)
             if add:
                 for k in range(own):
                     g[k] += old[k]
-            settle(g)
-            store_dx(g, place(dx, row, columns, size), lane)
-            for k in range(own):
-                g[k] *= weight
-                if moved:
-                    sums[all_sums - own + k] += g[k]
-            if copy:
-                store_copy(g, place(scaled, row, columns, narrow), lane)
+            leave(g, sums, dx, copied, row, lane)
             row += int32(cuda.gridDim.x * rows_a_block)
         write_sums(sums, place(partials, cuda.blockIdx.x, wide, 4), lane, warp)
 

@@ -24,29 +24,43 @@ from nanoeuler.errors import UserError
 ROWS = 4  # of a block, a warp each
 
 
+class Halves(NamedTuple):
+    """A lane's numbers of both halves of a head."""
+
+    a: Any
+    b: Any
+
+
+class Tables(NamedTuple):
+    """Addresses of the tables of cosines and sines."""
+
+    cos: int
+    sin: int
+
+
 def make_halves(kind: str, D: int) -> tuple[Callable, Callable, Callable]:
-    """load_two(a, b, at), store_two(a, b, at): a lane's piece of both halves of a head;
-    rotate(a, b, cos, sin, place, sign): rotated by sign times the angles from byte `place` on."""
+    """load_two(x, at), store_two(x, at): a lane's `Halves` of a head; rotate(x, tables, place,
+    sign): rotated by sign times the angles from byte `place` on."""
     width, size, half = vectors.piece(kind), vectors.SIZES[kind], D // 2
     load, store = vectors.make_load(kind, width, own=True), vectors.make_store(kind, width)
     load_turn = vectors.make_load("float32", width)
 
-    def load_two(a, b, at):
-        load(a, 0, at)
-        load(b, 0, at + half * size)
+    def load_two(x, at):
+        load(x.a, 0, at)
+        load(x.b, 0, at + half * size)
 
-    def store_two(a, b, at):
-        store(a, 0, at)
-        store(b, 0, at + half * size)
+    def store_two(x, at):
+        store(x.a, 0, at)
+        store(x.b, 0, at + half * size)
 
-    def rotate(a, b, cos_table, sin_table, angle, sign):
+    def rotate(x, tables, angle, sign):
         cos, sin = cuda.local.array(width, float32), cuda.local.array(width, float32)
-        load_turn(cos, 0, cos_table + angle)
-        load_turn(sin, 0, sin_table + angle)
+        load_turn(cos, 0, tables.cos + angle)
+        load_turn(sin, 0, tables.sin + angle)
         for k in range(width):
-            left, right, sine = a[k], b[k], sign * sin[k]
-            a[k] = left * cos[k] - right * sine
-            b[k] = left * sine + right * cos[k]
+            left, right, sine = x.a[k], x.b[k], sign * sin[k]
+            x.a[k] = left * cos[k] - right * sine
+            x.b[k] = left * sine + right * cos[k]
 
     return load_two, store_two, rotate
 
@@ -61,19 +75,19 @@ def rope_kernel(kind: str, n: int, N: int, D: int) -> Kernel:
     pieces = half // width  # of a head
     load_two, store_two, rotate = make_halves(kind, D)
 
-    def rope(heads, cos_table, sin_table, sign, rows, T, start):
+    def rope(heads, tables: Tables, sign, rows, T, start):
         row = int32(cuda.blockIdx.x * ROWS + cuda.threadIdx.x // vectors.LANES)
-        a, b = cuda.local.array(width, float32), cuda.local.array(width, float32)
+        x = Halves(cuda.local.array(width, float32), cuda.local.array(width, float32))
         if row < rows:
             position = int32(start + row - T * divide(row, T))
             for i in range(int32(cuda.threadIdx.x % vectors.LANES), n * pieces, vectors.LANES):
                 head = divide(i, pieces)
                 column = int32(i - head * pieces) * width
                 at = vectors.place(heads, row, N * D, size) + int64(head * D + column) * size
-                load_two(a, b, at)
+                load_two(x, at)
                 angle = vectors.place(0, position, half, 4) + int64(column) * 4
-                rotate(a, b, cos_table, sin_table, angle, sign)
-                store_two(a, b, at)
+                rotate(x, tables, angle, sign)
+                store_two(x, at)
 
     return Kernel(rope, "l l l f r r r", vectors.LANES * ROWS, target=(8, 0))
 
@@ -152,9 +166,16 @@ def make_head_sum(form: HeadForm) -> Callable:
     return head_sum
 
 
+class Gains(NamedTuple):
+    """Addresses of the gains of queries and of keys."""
+
+    q: int
+    k: int
+
+
 def make_lane(form: HeadForm) -> tuple[Callable, Callable, Callable]:
     """find(j, lane) -> a lane's head in round j, its first column and its byte of a row;
-    load_gains(left, right, q_gain, k_gain, head, column): the gains of both its halves;
+    load_gains(gain, gains, head, column): the gains of both its halves;
     root(total): the norm's factor, from a lane's sum of squares."""
     D, H, half, pieces = form.D, form.H, form.D // 2, form.pieces
     width, size, share, eps = vectors.piece(form.kind), vectors.SIZES[form.kind], 1 / D, form.eps
@@ -166,10 +187,10 @@ def make_lane(form: HeadForm) -> tuple[Callable, Callable, Callable]:
         column = int32(i - head * pieces) * width
         return head, column, int64(head * D + column) * size
 
-    def load_gains(left, right, q_gain, k_gain, head, column):
-        gain = (q_gain if head < H else k_gain) + int64(column) * 4
-        load(left, 0, gain)
-        load(right, 0, gain + half * 4)
+    def load_gains(gain, gains, head, column):
+        at = (gains.q if head < H else gains.k) + int64(column) * 4
+        load(gain.a, 0, at)
+        load(gain.b, 0, at + half * 4)
 
     def root(total):
         return inverse_root(head_sum(total) * float32(share) + float32(eps))
@@ -185,31 +206,31 @@ def head_norm_kernel(form: HeadForm) -> Kernel:
     load_two, store_two, rotate = make_halves(form.kind, D)
     find, load_gains, root_of = make_lane(form)
 
-    def head_norm(heads, raw, q_gain, k_gain, cos_table, sin_table, rows, T, start):
+    def head_norm(heads, raw, gains: Gains, tables: Tables, rows, T, start):
         lane = int32(cuda.threadIdx.x % vectors.LANES)
         row = int32(cuda.blockIdx.x * ROWS + cuda.threadIdx.x // vectors.LANES)
-        a, b = cuda.local.array(width, float32), cuda.local.array(width, float32)
-        left, right = cuda.local.array(width, float32), cuda.local.array(width, float32)
+        x = Halves(cuda.local.array(width, float32), cuda.local.array(width, float32))
+        gain = Halves(cuda.local.array(width, float32), cuda.local.array(width, float32))
         if row < rows:
             position = int32(start + row - T * divide(row, T))
             for j in range(rounds):
                 head, column, at = find(j, lane)
                 total = float32(0)
                 if head < n:
-                    load_two(a, b, vectors.place(heads, row, N * D, size) + at)
-                    store_two(a, b, vectors.place(raw, row, n * D, size) + at)
+                    load_two(x, vectors.place(heads, row, N * D, size) + at)
+                    store_two(x, vectors.place(raw, row, n * D, size) + at)
                     for k in range(width):
-                        total += a[k] * a[k] + b[k] * b[k]
+                        total += x.a[k] * x.a[k] + x.b[k] * x.b[k]
                 root = root_of(total)
                 if head < n:
-                    load_gains(left, right, q_gain, k_gain, head, column)
+                    load_gains(gain, gains, head, column)
                     for k in range(width):
-                        a[k] *= root * left[k]
-                        b[k] *= root * right[k]
+                        x.a[k] *= root * gain.a[k]
+                        x.b[k] *= root * gain.b[k]
                     if turned:
                         angle = vectors.place(0, position, half, 4) + int64(column) * 4
-                        rotate(a, b, cos_table, sin_table, angle, float32(1))
-                    store_two(a, b, vectors.place(heads, row, N * D, size) + at)
+                        rotate(x, tables, angle, float32(1))
+                    store_two(x, vectors.place(heads, row, N * D, size) + at)
 
     return Kernel(head_norm, "l l l l l l r r r", vectors.LANES * ROWS, target=(8, 0))
 
@@ -243,38 +264,51 @@ def make_leave_gains(form: HeadForm) -> Callable:
     return leave
 
 
-def make_slopes(form: HeadForm) -> Callable:
-    """slopes(a, x, gain, sums, at, root, along): gradients a become those before the norm, and
-    join sums[at], ... of the gain."""
-    width = vectors.piece(form.kind)
+def make_slopes(form: HeadForm) -> tuple[Callable, Callable]:
+    """products(g, x, gain) -> the sums of x^2 and of gain g x over a lane's `Halves`; slopes(g, x,
+    gain, sums, head, root, along): gradients g become those before the norm, and join the sums of
+    queries' gains, or of keys' behind them."""
+    n, H, width = form.n, form.H, vectors.piece(form.kind)
 
-    def slopes(a, x, gain, sums, at, root, along):
+    def products(g, x, gain):
+        total, along = float32(0), float32(0)
+        for k in range(width):
+            total += x.a[k] * x.a[k] + x.b[k] * x.b[k]
+            along += gain.a[k] * g.a[k] * x.a[k] + gain.b[k] * g.b[k] * x.b[k]
+        return total, along
+
+    def half_slopes(g, x, gain, sums, at, root, along):
         for k in range(width):
             x_hat = x[k] * root
-            sums[at + k] += a[k] * x_hat
-            a[k] = root * (gain[k] * a[k] - x_hat * along)
+            sums[at + k] += g[k] * x_hat
+            g[k] = root * (gain[k] * g[k] - x_hat * along)
 
-    return slopes
+    def slopes(g, x, gain, sums, head, root, along):
+        if head < H:
+            half_slopes(g.a, x.a, gain.a, sums, 0, root, along)
+            half_slopes(g.b, x.b, gain.b, sums, width, root, along)
+        elif head < n:
+            half_slopes(g.a, x.a, gain.a, sums, 2 * width, root, along)
+            half_slopes(g.b, x.b, gain.b, sums, 3 * width, root, along)
+
+    return products, slopes
 
 
 @functools.cache
 def head_norm_backward_kernel(form: HeadForm) -> Kernel:
     """The gradient in place, and partial sums of the gains': see `head_norm_backward_launch`."""
-    n, N, D, H, turned, rounds = form.n, form.N, form.D, form.H, form.turned, form.rounds
+    n, N, D, turned, rounds = form.n, form.N, form.D, form.turned, form.rounds
     width, size, half, share = vectors.piece(form.kind), vectors.SIZES[form.kind], D // 2, 1 / D
     load_two, store_two, rotate = make_halves(form.kind, D)
-    find, load_gains, root_of = make_lane(form)
-    head_sum = make_head_sum(form)
-    leave, slopes, four = make_leave_gains(form), make_slopes(form), 4 * width
+    (find, load_gains, root_of), (products, slopes) = make_lane(form), make_slopes(form)
+    head_sum, leave, four = make_head_sum(form), make_leave_gains(form), 4 * width
 
-    def head_norm_backward(
-        dheads, raw, q_gain, k_gain, cos_table, sin_table, partials, rows, T
-    ):  # fmt: skip
+    def head_norm_backward(dheads, raw, gains: Gains, tables: Tables, partials, rows, T):
         t = int32(cuda.threadIdx.x)
         row = int32(cuda.blockIdx.x * ROWS + t // vectors.LANES)
-        a, b = cuda.local.array(width, float32), cuda.local.array(width, float32)
-        x, y = cuda.local.array(width, float32), cuda.local.array(width, float32)
-        left, right = cuda.local.array(width, float32), cuda.local.array(width, float32)
+        g = Halves(cuda.local.array(width, float32), cuda.local.array(width, float32))
+        x = Halves(cuda.local.array(width, float32), cuda.local.array(width, float32))
+        gain = Halves(cuda.local.array(width, float32), cuda.local.array(width, float32))
         sums = cuda.local.array(four, float32)
         for k in range(four):
             sums[k] = float32(0)
@@ -284,25 +318,18 @@ def head_norm_backward_kernel(form: HeadForm) -> Kernel:
                 head, column, at = find(j, int32(t % vectors.LANES))
                 total, along = float32(0), float32(0)
                 if head < n:
-                    load_two(a, b, vectors.place(dheads, row, N * D, size) + at)
-                    load_two(x, y, vectors.place(raw, row, n * D, size) + at)
-                    load_gains(left, right, q_gain, k_gain, head, column)
+                    load_two(g, vectors.place(dheads, row, N * D, size) + at)
+                    load_two(x, vectors.place(raw, row, n * D, size) + at)
+                    load_gains(gain, gains, head, column)
                     if turned:
                         angle = vectors.place(0, position, half, 4) + int64(column) * 4
-                        rotate(a, b, cos_table, sin_table, angle, float32(-1))
-                    for k in range(width):
-                        total += x[k] * x[k] + y[k] * y[k]
-                        along += left[k] * a[k] * x[k] + right[k] * b[k] * y[k]
+                        rotate(g, tables, angle, float32(-1))
+                    total, along = products(g, x, gain)
                 root = root_of(total)
                 along = head_sum(along) * root * float32(share)
-                if head < H:
-                    slopes(a, x, left, sums, 0, root, along)
-                    slopes(b, y, right, sums, width, root, along)
-                elif head < n:
-                    slopes(a, x, left, sums, 2 * width, root, along)
-                    slopes(b, y, right, sums, 3 * width, root, along)
+                slopes(g, x, gain, sums, head, root, along)
                 if head < n:
-                    store_two(a, b, vectors.place(dheads, row, N * D, size) + at)
+                    store_two(g, vectors.place(dheads, row, N * D, size) + at)
             row += int32(cuda.gridDim.x * ROWS)
         leave(sums, partials, t)
 

@@ -18,16 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nanoeuler.engines.gpu.gemm import low_rank
 from nanoeuler.engines.gpu.gemm.float32 import eights
-from nanoeuler.engines.gpu.gemm.low_rank import (
-    MOST,
-    Narrow,
-    Part,
-    across_launch,
-    down_launches,
-    plan_narrow,
-    space_of,
-)
+from nanoeuler.engines.gpu.gemm.low_rank import Part
 from nanoeuler.engines.gpu.lang.bf16 import to_bf16
 from nanoeuler.engines.gpu.rows import adamw
 from nanoeuler.engines.gpu.rows.lora_merge import Place, merge_launch, merge_tiles
@@ -50,9 +43,6 @@ from nanoeuler.model.config import ModelConfig, parameter_shapes
 from nanoeuler.model.lora import AdaptedWeights, Adapters, Lora, LowRank, adapted
 from nanoeuler.model.weights import PADDING, Block, Weights
 
-# Memories: A and B of all adapters as `Packing` lays them, float32, and their bf16 copy.
-ADAPTERS, ADAPTER_COPIES = "adapters", "adapter copies"
-
 
 class Group(NamedTuple):
     """The adapters of one matrix in a flat buffer, by the columns they belong to."""
@@ -65,10 +55,14 @@ class Group(NamedTuple):
 class Learned(NamedTuple):
     """In the place of a matrix's gradient: its adapters' bf16 copies, and their gradients."""
 
-    copies: Any              # (size,), as their Parts say
-    gradients: Any           # (size,), float32
+    copies: Any                     # (size,), as their Parts say
+    gradients: Any                  # (size,), float32
     parts: tuple[Part, ...]
-    narrow: Narrow | None    # None: they have more rows than the kernels for few
+    narrow: low_rank.Narrow | None  # None: they have more rows than the kernels for few
+
+
+# Memories: A and B of all adapters as `Packing` lays them, float32, and their bf16 copy.
+ADAPTERS, ADAPTER_COPIES = "adapters", "adapter copies"
 
 
 class Packing:
@@ -156,7 +150,7 @@ class Packing:
         All A are one part, or several of MOST rows at most.
         """
         adapters, P, inputs = self.names[tensor], self.rank, self.shapes[tensor][0]
-        n, made, few = len(adapters), [], max(1, MOST // P)
+        n, made, few = len(adapters), [], max(1, low_rank.MOST // P)
         for i in range(0, n, few):
             rows = min(few, n - i) * P
             made.append(Part(0, 0, inputs, i * P * inputs, inputs, rows, i * P, (n + i) * P))
@@ -207,12 +201,12 @@ class LoraEngine(CudaEngine):
         how, lines, multiprocessors = dw.narrow, wide[0].shape[0], self.multiprocessors
         assert how is not None
         flops = 2 * lines * how.size
-        work: Any = across_launch(how, dw.copies, wide, h)
+        work: Any = low_rank.across_launch(how, dw.copies, wide, h)
         self.recording.add(f"{name}, x A and dy B", work, flops)
-        shape = space_of(how, lines, multiprocessors)
+        shape = low_rank.space_of(how, lines, multiprocessors)
         space = self.take(*shape, kind="float32") if shape[0] else None
         add = self.ending(dw.gradients) == "add"
-        work = down_launches(how, h, wide, dw.gradients, space, multiprocessors, add)
+        work = low_rank.down_launches(how, h, wide, dw.gradients, space, multiprocessors, add)
         self.recording.add(f"{name}, dA and dB", work, flops)
 
     def by_tiles(self, dw: Learned, wide: tuple[Array, Array], h: Array, name: str) -> None:
@@ -303,11 +297,11 @@ class LoraBuilder(ProgramBuilder):
         packing, made = self.packing, {}
         for tensor in packing.names:
             span, parts, narrow = packing.span(tensor), packing.parts(tensor), None
-            if packing.rank <= MOST:
+            if packing.rank <= low_rank.MOST:
                 inputs, outputs = packing.shapes[tensor]
-                narrow = plan_narrow(parts, span.stop - span.start, (inputs, outputs))
+                narrow = low_rank.plan_narrow(parts, span.stop - span.start, (inputs, outputs))
                 tables = (self.recording.constant(table) for table in narrow[:2])
-                narrow = Narrow(*tables, *narrow[2:])
+                narrow = low_rank.Narrow(*tables, *narrow[2:])
             made[tensor] = Learned(self.adapter_copies[span], gradients[span], parts, narrow)
         return made
 

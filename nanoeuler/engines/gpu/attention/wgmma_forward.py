@@ -467,8 +467,8 @@ def diagonal(
 def earlier(
     tile: Scores, rows: Rows, chain: Chain, stand: Stand, steps: int, own: wg.Own, scale: float
 ) -> Stand:
-    """The tiles before the diagonal, from the latest to key 0. Every query sees all their keys that
-    are of its document. steps: how many tiles, the one on the diagonal included.
+    """The tiles before the diagonal, from the latest to key 0. Only a query's limit
+    may forbid keys in them. steps: how many tiles, the one on the diagonal included.
     """
     k, v, limits = chain.shared.k, chain.shared.v, own.limits
     for i in range(1, steps):

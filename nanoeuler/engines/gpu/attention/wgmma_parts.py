@@ -255,14 +255,14 @@ def own_limits(limits: Limits, first: int, at: Place) -> tuple[int, int]:
 
 
 def forbid_others(s: Any, keys: int, first: int, limits: Limits, at: Place) -> None:
-    """Forbid keys that are of an earlier document than their query; the tile's begin at `first`."""
+    """Forbid keys before the first one that their query sees. first: the tile's first key."""
     if limits.limit.on and first < limits.strictest:
         above, below = own_limits(limits, first, at)
         layout.forbid_left(s, keys, above, below)
 
 
 def forbid_foreign(s: Any, queries: int, first: int, limits: Limits, at: Place) -> None:
-    """The same on a transposed tile: forbid queries of a later document than their key."""
+    """The same on a transposed tile: forbid queries after the last one that sees their key."""
     if limits.limit.on and first + queries - 1 > limits.strictest:
         above, below = own_limits(limits, first, at)
         layout.forbid_right(s, queries, above, below)

@@ -2,7 +2,8 @@
 
 
 # %% sec-gpu-coalescing
-"""The GPU engine, a room for each part. The ladder is chapter 11's row of matrix products.
+"""The GPU engine, a room for each part. The ladder is chapter 11's module, from a copy to a
+matrix product.
 
     lang        what a kernel is written in, and launched as
     host        CUDA's libraries, the compiler, the device, pinned memory

@@ -38,7 +38,7 @@ def blocks(n: int, size: int) -> int:
 
 
 def expect(what: str, fits: bool) -> None:
-    """UserError with `what` is expected, unless it `fits`."""
+    """Raise a UserError that names the expected `what`, unless it `fits`."""
     if not fits:
         raise UserError(f"expected {what}")
 
@@ -112,12 +112,13 @@ def copy_apart(x: Any, y: Any) -> Launch:
 
 
 def copy_apart_counts(lines: int, columns: int) -> Counts:
-    """What `copy_apart` moves where a row is a sector at least: a sector for each number."""
+    """What `copy_apart` moves: a sector for each number, if a row has at least 8."""
     return both_ways(4 * lines * columns, lines * columns)
 
 
 # %% sec-gpu-flight
-# address, index, limit -> the 4 float32 there, or zeros where index >= limit; nobody writes them
+# address, index, limit -> the 4 float32 there, or zeros where index >= limit. The load is
+# .nc: nothing may write this memory during the launch
 load4 = ptx(
     "{ .reg .pred p; setp.lt.s32 p, $5, $6;"
     " mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;"
@@ -146,7 +147,7 @@ def copy_wide_kernel(loads: int) -> Kernel:
                 held[4 * j], held[4 * j + 1], held[4 * j + 2], held[4 * j + 3] = load4(
                     x + 4 * at, at, n
                 )
-            # 3. Put it down as it comes.
+            # 3. Store each as it arrives.
             for j in range(loads):
                 at = start + 4 * THREADS * j
                 store4(
@@ -181,7 +182,7 @@ def copy_wide_counts(n: int) -> Counts:
 
 
 # %% sec-gpu-transpose
-TILE, LINES = 32, 8  # a tile's side, and the rows of threads that walk down it
+TILE, LINES = 32, 8  # a tile's side, and the rows of threads that share it
 STEPS = TILE // LINES
 
 
@@ -297,9 +298,10 @@ def _tree(combine: Callable) -> Callable:
     return tree
 
 
-# share (THREADS,) in shared memory, thread, value -> the sum, the maximum, for every thread.
+# (share, thread, value) -> what the block's values combine to, in every thread. share: (THREADS,)
+# in shared memory.
 tree_sum, tree_max = _tree(operator.add), _tree(max)
-TREE_BARRIERS = 2 + int(math.log2(THREADS))  # as the tree's text says
+TREE_BARRIERS = 2 + int(math.log2(THREADS))  # one before the rounds, one after each, one at the end
 
 
 def _sum_tree(x, parts):
@@ -328,7 +330,7 @@ def _shuffle(combine: Callable) -> Callable:
     return shuffle
 
 
-# value -> the warp's sum, its maximum, for every lane.
+# value -> the sum or maximum of the warp's values, in every lane.
 warp_sum, warp_max = _shuffle(operator.add), _shuffle(max)
 
 
@@ -339,7 +341,7 @@ def _sum_wide(x, parts, n):
     step = 4 * THREADS * cuda.gridDim.x
     value = float32(0)
     while start < n:
-        # Four loads on their way; zeros come from behind the end.
+        # Four loads on their way; a load past the end gives zeros.
         a, b, c, d = load4(x + 4 * start, start, n)
         e, f, g, h = load4(x + 4 * (start + step), start + step, n)
         i, j, k, l = load4(x + 4 * (start + 2 * step), start + 2 * step, n)  # noqa: E741
@@ -366,7 +368,7 @@ def sum_kernel(wide: bool) -> Kernel:
     return Kernel(_sum_tree, "f[1] f[1]", THREADS, target=CARD)
 
 
-PARTS = 1024  # blocks of the first launch at most: about 8 on each multiprocessor of an H200
+PARTS = 1024  # most blocks of the first launch: about 8 on each multiprocessor of an H200
 
 
 def sums(x: Any, parts: Any, total: Any, wide: bool = True) -> tuple[Launch, Launch]:
@@ -376,10 +378,10 @@ def sums(x: Any, parts: Any, total: Any, wide: bool = True) -> tuple[Launch, Lau
     `parts_size` says. wide: 16 bytes a load, four on their way, and shuffles; else 4 bytes, one on
     its way, and a tree in shared memory. The order of additions is fixed by n and p.
 
-    | index       | is     | covers                                             |
-    |-------------|--------|----------------------------------------------------|
-    | blockIdx.x  | part   | parts[part]                                        |
-    | threadIdx.x | thread | x[thread], and every 256 p-th (by fours where wide) |
+    | index      | is   | covers                                                     |
+    |------------|------|------------------------------------------------------------|
+    | blockIdx.x | part | parts[part]                                                |
+    | grid(1)    | i    | x[i], x[i + 256 p], ...; if wide, groups of four likewise  |
     """
     n, p = x.shape[0], parts.shape[0]
     expect(f"a multiple of 4 below 2^31 numbers, not {n}", n % 4 == 0 and 0 < n < 2**31)
@@ -512,7 +514,7 @@ def softmax_kernel(columns: int) -> Kernel:
     return Kernel(softmax, "l l r", THREADS, target=CARD)
 
 
-ROW = 2048  # numbers that a warp keeps of a row at most: 64 registers of a lane
+ROW = 2048  # the longest row that a warp keeps: 64 registers of each lane
 
 
 def softmax(x: Any, y: Any) -> Launch:
@@ -523,7 +525,7 @@ def softmax(x: Any, y: Any) -> Launch:
     | index            | is   | covers                                                |
     |------------------|------|-------------------------------------------------------|
     | blockIdx.x, warp | row  | x[row, :], y[row, :]                                  |
-    | lane, j          | at   | columns 4 lane .. + 3, and every 128-th after: held   |
+    | lane, j          | at   | columns 4 lane + 128 j to + 3, kept in `held`         |
 
     Numerics: -inf gives 0, a row of nothing but -inf gives zeros; the same in every run.
     """
@@ -536,7 +538,7 @@ def softmax(x: Any, y: Any) -> Launch:
 
 
 def softmax_counts(rows: int, columns: int) -> Counts:
-    """What `softmax` moves: each x once, each y once, and nobody waits for a block."""
+    """What `softmax` moves: each x once, each y once, and no barrier."""
     return both_ways(4 * rows * columns, rows * columns // 8) | {"barriers": 0}
 
 
@@ -571,12 +573,11 @@ def matmul_plain_kernel(coalesced: bool) -> Kernel:
 def matmul_plain(a: Any, b: Any, c: Any, coalesced: bool = True) -> Launch:
     """c = a b, one thread for each element of c: a (M, K), b (K, N), c (M, N).
 
-    | index           | is                 | covers                            |
-    |-----------------|--------------------|-----------------------------------|
-    | grid(2), first  | column, or row     | neighbours of one row of c, or of |
-    |                 | if not `coalesced` | one column                        |
-    | grid(2), second | the other          |                                   |
-    | loop            | k                  | a[row, k], b[k, column]           |
+    | index           | is, if coalesced | is, if not | covers                   |
+    |-----------------|------------------|------------|--------------------------|
+    | grid(2), first  | column           | row        | 32 neighbours for a warp |
+    | grid(2), second | row              | column     | one for a warp           |
+    | loop            | k                | k          | a[row, k], b[k, column]  |
     """
     M, N, _ = _sizes(a, b, c)
     grid = (N, M) if coalesced else (M, N)
@@ -596,8 +597,8 @@ def _sizes(a: Any, b: Any, c: Any) -> tuple[int, int, int]:
 def matmul_plain_counts(M: int, N: int, K: int, coalesced: bool = True) -> Counts:
     """What `matmul_plain` moves: two numbers for two operations.
 
-    A warp has one row of a or of b to itself, a single sector, and 32 numbers of the other: in four
-    sectors side by side, or in 32.
+    For each k a warp reads one number of one matrix, a single sector, and 32 numbers of the other:
+    four neighbouring sectors if coalesced, else 32.
     """
     warps, sectors = M * N // WARP, 4 if coalesced else 32
     return {
@@ -685,12 +686,12 @@ store_shared4 = ptx("st.shared.v4.f32 [$0], {$1, $2, $3, $4};", "r f f f f")
 shared_address = ptx(
     "{ .reg .u64 p; cvta.to.shared.u64 p, $1; cvt.u32.u64 $0, p; }", "p", "r", pure=True
 )
-SIDE, DEPTH = 128, 8  # of a block's tile of c, and of the pieces that K is cut into
-PITCH = SIDE + 4  # of a's tile, which stands turned: see the text
+SIDE, DEPTH = 128, 8  # side of a block's tile of c; how much of K a piece has
+PITCH = SIDE + 4  # of a's tile, which is transposed: the 4 avoid bank conflicts of its stores
 HALF = SIDE // 2  # rows and columns from a thread's first four to its other four
 STAGE = 4 * DEPTH * SIDE  # bytes of a tile of b
 FETCH = DEPTH * SIDE // (4 * THREADS)  # loads of 16 bytes that a thread makes for either tile
-HELD = 4 * FETCH  # numbers of a that a thread holds, and of b
+HELD = 4 * FETCH  # numbers that a thread fetches of one matrix
 BOTH = 2 * HELD
 
 
@@ -720,7 +721,7 @@ def _write(sums, c, row, column, M, N):
 
 
 def _put(held, a_tile, b_to, stage):
-    """Put it into the tiles of a stage: a's turned, so that a column of a is a row."""
+    """Store what `_fetch` held into the tiles of a stage, that of a transposed."""
     a_row, a_k = cuda.threadIdx.x // 2, cuda.threadIdx.x % 2 * 4
     for j in range(FETCH):
         for i in range(4):
@@ -758,7 +759,8 @@ def _matmul_registers(a, b, c, M, N, K):
     a_from, b_from = a + 4 * (a_row * K + thread % 2 * 4), b + 4 * (b_k * N + b_column)
     a_limit, b_limit = K if a_row < M else 0, K if b_column < N else 0
     b_to = shared_address(b_tile) + 4 * (thread // 32 * SIDE + thread % 32 * 4)
-    # What it sums: rows 4 (thread // 16) .. + 3 and 64 more, columns 4 (thread % 16) likewise.
+    # What it sums: four rows from 4 (thread // 16) on, and the four that are 64 further down.
+    # Columns likewise, from 4 (thread % 16) on.
     a_at = shared_address(a_tile) + 4 * (thread // 16 * 4)
     b_at = shared_address(b_tile) + 4 * (thread % 16 * 4)
     _fetch(held, a_from, b_from, 0, a_limit, b_limit, N)
@@ -785,12 +787,13 @@ def matmul_registers_kernel() -> Kernel:
 def matmul_registers(a: Any, b: Any, c: Any) -> Launch:
     """c = a b, 64 elements a thread: a (M, K), b (K, N), c (M, N), K and N multiples of 4.
 
-    | index         | is          | covers                                                |
-    |---------------|-------------|-------------------------------------------------------|
-    | blockIdx.y, x | row, column | where the block's 128 x 128 of c begins, edges ragged |
-    | thread        | down, along | rows down .. + 3, and 64 more; columns likewise       |
-    | thread        | a_row, a_k  | four of a's row to fetch; b_k, b_column: of b's       |
-    | loop          | start       | K in pieces of 8, the next one on its way             |
+    | index         | is            | covers                                                  |
+    |---------------|---------------|---------------------------------------------------------|
+    | blockIdx.y, x | row, column   | where the block's 128 x 128 of c begins, edges ragged   |
+    | thread        | down, along   | rows down to + 3 and down + 64 to + 67; columns alike   |
+    | thread        | a_row, a_k    | where the four numbers of a begin that it fetches       |
+    | thread        | b_k, b_column | the same of b                                           |
+    | loop          | start         | K in pieces of 8, the next one on its way               |
 
     Numerics: float32 sums in order of k, the same in every run.
     """

@@ -46,5 +46,8 @@ def backward_launches(
     if turn is None:
         return plan.backward_launches(a, documents)
     if plan is not wgmma_launch:
-        raise UserError("attention turns gradients back on Hopper alone, at widths of 64 and 128")
+        raise UserError(
+            "attention undoes RoPE in gradients on Hopper alone, at head widths 64 and 128: "
+            "leave out `turn`"
+        )
     return wgmma_launch.backward_launches(a, documents, turn)

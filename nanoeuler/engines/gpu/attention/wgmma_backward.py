@@ -7,8 +7,8 @@
 Two kernels, `dq_kernel` first, because it leaves delta for `dkdv_kernel`. Nothing is added in
 global memory, so that the same inputs give the same bits.
 
-Left out: launching (wgmma_launch.py), widths other than 64 and 128, masks other than causal,
-documents and windows.
+Besides the diagonal, documents or a window may limit what a query sees. Left out: launching
+(wgmma_launch.py), widths other than 64 and 128, all other masks.
 
 T positions, D head width. s scores, p probabilities, o output; dx the gradient of x.
 """
@@ -38,8 +38,8 @@ KEYS = 64  # of a step of dq
 
 
 class Form(NamedTuple):
-    """A form of a backward kernel: head width; warpgroups of a block; whether gradients are turned
-    back; whether more than the diagonal limits what is seen.
+    """A form of a backward kernel: head width; warpgroups of a block; whether RoPE is undone in the
+    gradients; whether more than the diagonal limits what is seen.
     """
 
     D: int
@@ -80,7 +80,7 @@ def over_keys(D: int, warps: int, stages: int) -> Callable:
         parts: QueryParts, own: wg.Own, ring: wg.Ring, source: wg.Pair, block: wg.QueryBlock,
         skip: int, scale: float,
     ) -> None:  # fmt: skip
-        """dq += ds k, over key tiles from the diagonal down, but for the first `skip`."""
+        """dq += ds k, over key tiles from the diagonal down, without the first `skip` of them."""
         s, dp, ds, dq = parts.s, parts.dp, parts.ds, parts.dq
         at, row, q, do = own.at, own.row, own.tile, int32(own.tile + apart)
         before, stage, phase = int32(0), skip, int32(0)
@@ -121,7 +121,7 @@ class QueryShared(NamedTuple):
 
 
 def query_shared(D: int, rows: int, stages: int) -> QueryShared:
-    """Addresses of rows x D of q, of do, the ring, then the barriers; `query_bytes` of it."""
+    """Addresses of rows x D of q and of do, the ring, the barriers: `query_bytes` in all."""
     q = wg.shared_base()
     tiles = int32(q + 2 * rows * D * 2)
     full = int32(tiles + stages * 2 * KEYS * D * 2)
@@ -151,7 +151,7 @@ def make_query_start(D: int, groups: int, stages: int) -> tuple[Callable, Callab
     def start(
         shared: QueryShared, block: wg.QueryBlock, queries: wg.Pair, keys: wg.Pair, at: wg.Place
     ) -> None:
-        """Barriers; queries and the first stages on their way."""
+        """Set up barriers; start fetching queries and the first stages."""
         if at.thread == 0:
             mbarrier_init(shared.full, int32(1))
             wg.start_ring(shared.ring, stages)
@@ -177,7 +177,7 @@ def make_query_start(D: int, groups: int, stages: int) -> tuple[Callable, Callab
 def save_rows(
     acc: Any, factor: float, to: wg.Heads, row: int, tile: int, D: int, at: wg.Place
 ) -> None:
-    """acc times factor, through a tile of this warpgroup that it needs no more, to memory."""
+    """Store acc times factor, by way of a tile that this warpgroup no longer needs."""
     wg.warpgroup_sync(at)  # every warp has read the tile that is overwritten now
     wg.stage_out(acc, factor, factor, tile, D, at)
     wg.hand_over(at)
@@ -187,14 +187,14 @@ def save_rows(
 
 
 class Angles(NamedTuple):
-    """Addresses of the tables by which heads are turned, as in `rope.Turning`."""
+    """Addresses of RoPE's tables of cosines and sines, as in `rope.Turning`."""
 
     cos: int
     sin: int
 
 
 def make_turn_back(D: int, turned: bool) -> Callable:
-    """turn_back(acc, by, row, T, at): where heads are turned, acc by the opposite angles."""
+    """turn_back(acc, by, row, T, at): undo RoPE in acc, if `turned`."""
     size = D // 2 if turned else 1
 
     def turn_back(acc: Any, by: Angles, row: int, T: int, at: wg.Place) -> None:
@@ -235,7 +235,7 @@ class Lines(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """What a launch gives of `layout.Sizes`."""
+    """Those fields of `layout.Sizes` that are arguments of a launch."""
 
     T: int
     heads: int
@@ -254,13 +254,13 @@ class Arguments(NamedTuple):
 
 
 def sizes_of(given: Numbers, limited: bool, line: int) -> layout.Sizes:
-    """The numbers of a launch, whose rows `line` limits if the form is `limited`."""
+    """The sizes of a launch. line: the address of each row's limit, used if `limited`."""
     limit = layout.Limit(limited, line, given.T)
     return layout.Sizes(given.T, given.heads, given.sharing, given.scale, given.root, limit)
 
 
 def outputs_of(x: Arguments, y: OutputArrays, block: wg.QueryBlock) -> softmax.Outputs:
-    """o and do of a block's head, and its lines."""
+    """Addresses of o, do, lse and delta of a block's head."""
     head = block.batch * y.batch_step + block.head * y.head_step
     line = 4 * (int64(block.number) * layout.round_up(x.sizes.T, layout.PAD))
     o, do = layout.Head(y.o + head, y.row_step), layout.Head(y.do + head, y.row_step)
@@ -337,7 +337,7 @@ class KeyParts(NamedTuple):
 
 
 def in_halves(D: int, queries: int) -> tuple[Callable, Callable]:
-    """dv += p^T do and dk += ds^T q, a half of the queries beside the other half's product."""
+    """dv += p^T do and dk += ds^T q, in halves: one is prepared during the other's product."""
     half, skip = queries // 2, queries // 2 * 128  # bytes of half a panel
     first, second, add = softmax.Span(0, half), softmax.Span(half, half), add_product(D, half)
     dp_done, dv_done = product_done(queries, 1), product_done(D, 1)
@@ -364,7 +364,7 @@ def in_halves(D: int, queries: int) -> tuple[Callable, Callable]:
 
 
 def at_once(D: int, queries: int) -> tuple[Callable, Callable]:
-    """The same in one product each, which takes fewer registers."""
+    """dv += p^T do and dk += ds^T q in one product each, which takes fewer registers."""
     whole, add, dp_done = softmax.Span(0, queries), add_product(D, queries), product_done(queries)
 
     def to_values(parts: KeyParts, do: int, lse: int, scale: float) -> None:
@@ -382,14 +382,14 @@ def at_once(D: int, queries: int) -> tuple[Callable, Callable]:
 
 
 class Cursor(NamedTuple):
-    """A tile of queries on the way of `dkdv_kernel` through the heads of a group."""
+    """A tile of queries: `dkdv_kernel` goes through all tiles of a group's heads, head by head."""
 
     head: int
     tile: int
 
 
 class Queries(NamedTuple):
-    """Where a key block's queries come from: maps, lse and delta, its query heads.
+    """Where a key block's queries come from: maps of q and do, addresses of lse and delta.
 
     Tiles number `first` to `end` - 1, from the diagonal on, of each head.
     """
@@ -457,8 +457,8 @@ def key_bytes(D: int, rows: int, queries: int, stages: int) -> int:
 
 
 class Step(NamedTuple):
-    """A step of `dkdv_kernel`: its stage, and which tile of queries is there; the stage before, or
-    -1, and the tile that it gets, if there is one more.
+    """A step of `dkdv_kernel`: its stage, and which tile of queries is there. Then the stage of the
+    step before (-1 in the first step), the tile to fill it with, and whether there is one.
     """
 
     stage: int
@@ -469,7 +469,7 @@ class Step(NamedTuple):
 
 
 def over_tile(D: int, warps: int, queries: int, first: int) -> Callable:
-    """A step of the loop of `dkdv_kernel`, with the queries of a tile from its `first` on."""
+    """A step of `dkdv_kernel` that leaves out the first `first` queries of its tile."""
     apart = 16 * warps * D * 2  # bytes from keys to values
     count, skip = queries - first, first * 128
     to_values, to_keys = in_halves(D, queries) if count == 128 else at_once(D, count)
@@ -479,7 +479,7 @@ def over_tile(D: int, warps: int, queries: int, first: int) -> Callable:
     def multiply(
         parts: KeyParts, own: wg.Own, shared: KeyShared, source: Queries, of: Step, scale: float
     ) -> None:
-        """dv += p^T do, dk += ds^T q; then stage `before` is left, and gets tile `later`."""
+        """dv += p^T do, dk += ds^T q. Leave stage `before`; its last warp fills it with `later`."""
         at, key, stage, before = own.at, own.row, of.stage, of.before
         q, row = int32(wg.tile_of(shared.ring, stage) + skip), int32(of.tile * queries + first)
         k, v, do = own.tile, int32(own.tile + apart), int32(q + queries * D * 2)
@@ -509,7 +509,7 @@ def over_nothing(D: int, warps: int, queries: int) -> Callable:
     def skip(
         parts: KeyParts, own: wg.Own, shared: KeyShared, source: Queries, of: Step, scale: float
     ) -> None:
-        """Stage `before` is left, and gets tile `later`."""
+        """Leave stage `before`; its last warp fills it with tile `later`."""
         all_done(parts.dk)
         if of.before >= 0 and wg.leave(shared.ring, of.before, warps) == warps - 1 and of.refill:
             fill_queries(shared.ring, shared.lines, of.before, source, of.later, queries, D)
@@ -568,7 +568,7 @@ def make_key_start(D: int, groups: int, queries: int, stages: int) -> Callable:
         steps: int,
         at: wg.Place,
     ) -> None:
-        """Barriers; keys, values and the first stages on their way."""
+        """Set up barriers; start fetching keys, values and the first stages."""
         if at.thread == 0:
             mbarrier_init(shared.full, int32(1))
             wg.start_ring(shared.ring, stages)
@@ -583,7 +583,7 @@ def make_key_start(D: int, groups: int, queries: int, stages: int) -> Callable:
     return start
 
 
-STAGES = 3  # of queries and what belongs to them, in `dkdv_kernel`
+STAGES = 3  # of `dkdv_kernel`: queries, do, lse and delta
 
 
 def step_queries(D: int) -> int:
@@ -592,7 +592,7 @@ def step_queries(D: int) -> int:
 
 
 def last_tile(T: int, queries: int, rows: int, key: int, batch: int, limit: layout.Limit) -> int:
-    """The end of the tiles of queries that a block of keys, `key` on, goes through."""
+    """One past the last tile of queries that sees the block of keys from `key` on."""
     end = int32((T + queries - 1) // queries)
     if limit.on:
         end = int32(layout.limit_of(limit, batch, int32(key + rows - 1)) // queries + 1)

@@ -4,8 +4,8 @@
 # %% sec-flash-tensor-forward
 """Causal attention, forward, on Hopper's tensor cores: bf16, head width 64 or 128, any T.
 
-Left out: launching (wgmma_launch.py), widths other than 64 and 128, masks other than causal,
-documents and windows.
+Besides the diagonal, documents or a window may limit what a query sees. Left out: launching
+(wgmma_launch.py), widths other than 64 and 128, all other masks.
 
 T positions, D head width. s scores, p probabilities not yet divided by their sum, o output.
 """
@@ -39,7 +39,7 @@ HALF = KEYS // 2
 
 
 def weigh(s: Any, of: Span, rows: Rows, scale: float) -> None:
-    """The scores of some keys become exponentials, and are summed."""
+    """Replace the scores of some keys by their exponentials, and add these to the rows' sums."""
     maxima = rows.m[0] * scale, rows.m[1] * scale
     above, below = exponentials(s, of, maxima, (float32(0), float32(0)), scale)
     rows.total[0] += above
@@ -47,7 +47,7 @@ def weigh(s: Any, of: Span, rows: Rows, scale: float) -> None:
 
 
 class Output(NamedTuple):
-    """Where a head's results go: lse of all heads, its number among them; o; how wide it is."""
+    """Where a head's results go: address of all heads' lse, the head's number; map of o; width."""
 
     lse: int
     number: int
@@ -56,7 +56,7 @@ class Output(NamedTuple):
 
 
 def save(rows: Rows, of: Output, own: wg.Own, T: int, scale: float) -> None:
-    """lse and output of this warpgroup's rows, through their tile, on its way to memory."""
+    """Store lse; stage this warpgroup's output in its tile of queries, and start copying it out."""
     at, D = own.at, of.D
     line = of.lse + 4 * (int64(of.number) * layout.round_up(T, layout.PAD))
     save_lse(rows, line, int32(own.row + wg.own_row(at)), at.lane, T, scale)
@@ -70,7 +70,7 @@ def save(rows: Rows, of: Output, own: wg.Own, T: int, scale: float) -> None:
 
 
 def outputs_read(at: wg.Place) -> None:
-    """Before its end: the copies of `save` have read this block's shared memory."""
+    """Before a block ends: wait until the copies of `save` have read its shared memory."""
     if at.thread & 127 == 0:
         hopper.bulk_wait_read_all()
 
@@ -100,7 +100,7 @@ def fill(ring: wg.Ring, stage: int, heads: wg.Heads, row: int, D: int) -> None:
 
 
 # %% sec-flash-tensor-narrow
-WARPS = 8  # of a block that multiply; all leave a stage before it is filled again
+WARPS = 8  # that multiply, in a block; all have to leave a stage before it is filled again
 
 # q k^T of a step's keys, and its end
 scores, scores_done = hopper.product_of_rows(KEYS, 64), hopper.product_done(KEYS)
@@ -111,14 +111,14 @@ add_half, narrow_done = hopper.add_product(64, HALF), hopper.product_done(64)
 
 
 def weigh_first(s: Any, p: Any, rows: Rows, v: int, scale: float) -> None:
-    """The first half of the keys: exponentials, and o += p v on its way."""
+    """The first half of the keys: take the exponentials, then start o += p v."""
     weigh(s, Span(0, HALF), rows, scale)
     pack(s, Span(0, HALF), p)
     add_half(rows.o, p, wg.by_columns(v, KEYS))
 
 
 def weigh_second(s: Any, p: Any, rows: Rows, v: int, scale: float) -> None:
-    """The second half: its exponentials beside the first half's product; then o is there."""
+    """The second half, during the first half's product; at the end, wait for both to be in o."""
     weigh(s, Span(HALF, HALF), rows, scale)
     pack(s, Span(HALF, HALF), p)
     add_half(rows.o, p, wg.by_columns(int32(v + HALF * 128), KEYS))
@@ -150,23 +150,23 @@ def raise_lazily(s: Any, rows: Rows, scale: float) -> None:
 
 # %% sec-flash-tensor-chains
 def reciprocal_of(n: int, most: int) -> int:
-    """What `quotient` takes instead of n, exact for numerators up to `most`.
+    """The reciprocal by which `quotient` divides by n, exact for numerators up to `most`.
 
-    Raises UserError where they are too large for that.
+    Raises UserError where it cannot be.
     """
-    if n * most >= 1 << 32:  # the product below is too large by less than x n / 2^32 of a step
-        raise UserError(f"attention of {most} tiles at once, {n} of a kind: split the batch")
+    if n * most >= 1 << 32:  # x e < 2^32 has to hold, and e < n
+        what = f"attention of {most} pairs of query tiles"
+        raise UserError(f"{what} is too much for one launch: split the batch")
     return -(-(1 << 32) // n)
 
 
 def quotient(x: int, per: int) -> int:
-    """x // n, from `reciprocal_of` n: a product instead of a division of 64 bits."""
+    """x // n, where `per` is `reciprocal_of` n: a product instead of a division of 64 bits."""
     return int32(int64(x) * per >> 32)
 
 
 class Cut(NamedTuple):
-    """How the work is cut: query heads of a sequence, tiles of a head; links of a head, and in all.
-    """
+    """How the work is cut: query heads of a sequence; tiles and links of a head; all links."""
 
     heads: int
     tiles: int
@@ -175,7 +175,7 @@ class Cut(NamedTuple):
 
 
 class Divisors(NamedTuple):
-    """What `quotient` takes for links of a head, for heads, and for heads that share keys."""
+    """Reciprocals, for `quotient`, of: links of a head; query heads; query heads to a key head."""
 
     per_link: int
     per_head: int
@@ -183,7 +183,7 @@ class Divisors(NamedTuple):
 
 
 class Links(NamedTuple):
-    """The cut, what divides by its numbers, and what limits rows besides the diagonal."""
+    """How the work is cut, its reciprocals, and what limits queries besides the diagonal."""
 
     cut: Cut
     by: Divisors
@@ -191,7 +191,7 @@ class Links(NamedTuple):
 
 
 class Link(NamedTuple):
-    """The n-th link: one or two tiles of queries of a head, of `long` steps and `steps` in all.
+    """The n-th link: one or two tiles of a head's queries. The long one has `long` of its `steps`.
 
     head and kv count within the sequence `batch`, `number` through the whole batch.
     """
@@ -212,7 +212,7 @@ def place_in(n: int, links: Links) -> tuple[int, int]:
 
 
 def steps_left(limit: layout.Limit, batch: int, long: int, steps: int) -> tuple[int, int]:
-    """What documents leave of a link's steps: down to the earliest key that a tile sees."""
+    """`long` and `steps` of a link under documents: a tile ends at the first key that it sees."""
     short = int32(steps - long)
     left = int32(long - layout.limit_of(limit, batch, int32((long - 1) * QUERIES)) // KEYS)
     count = left
@@ -244,14 +244,14 @@ def long_row(link: Link, links: Links) -> int:
 
 
 def short_row(link: Link, links: Links) -> int:
-    """The first query of its short one."""
+    """The first query of a link's short tile."""
     if links.limit.on:
         return int32((link.n - link.number * links.cut.of_head) * QUERIES)
     return int32((link.steps - link.long - 1) * QUERIES)
 
 
 class Cursor(NamedTuple):
-    """A tile of keys and values on the way of a block: its link, and the step in it."""
+    """The tile of keys and values that a block fetches next: its link, and the step in it."""
 
     link: int
     step: int
@@ -275,7 +275,7 @@ def next_of(now: Cursor, links: Links) -> Cursor:
 
 
 def cursor_key(now: Cursor, links: Links) -> int:
-    """The first key of the tile: from the diagonal down, once or twice."""
+    """The first key of the tile: from the diagonal down, for the long tile, then for the short."""
     long, end = now.long, now.steps
     if links.limit.on:  # the diagonals are where they would be without documents
         _, i = place_in(now.link, links)
@@ -287,13 +287,13 @@ def cursor_key(now: Cursor, links: Links) -> int:
 
 STAGES = 2    # of keys and values, which are left, and filled again, together
 RESIDENT = 2  # blocks of a multiprocessor, four warpgroups
-# With room to round up.
+# Queries, keys and values, barriers, and room to begin at a multiple of 1024.
 NARROW_BYTES = 4 * wg.BOX + 2 * STAGES * KEYS * 128 + 32 + 24 * STAGES + 1024
 
 
 def narrow_memory() -> Shared:
-    """For each warpgroup two tiles of queries, keys, values, then the barriers. One count of who
-    left a stage serves keys and values.
+    """Two tiles of queries for each warpgroup, then keys, values and barriers. Keys and values of a
+    stage share one count of the warps that left it.
     """
     q, size = wg.shared_base(), int32(KEYS * 128)
     k = int32(q + 4 * wg.BOX)
@@ -306,12 +306,12 @@ def narrow_memory() -> Shared:
 
 
 def query_tile(shared: Shared, item: int, at: wg.Place) -> int:
-    """Where this warpgroup has the queries of a block's tile number `item`."""
+    """Where this warpgroup has its queries of tile number `item` of the block's chain."""
     return int32(shared.q + (2 * (item & 1) + at.group) * wg.BOX)
 
 
 def query_full(shared: Shared, item: int, at: wg.Place) -> int:
-    """The mbarrier of the same; its phase is that of `item` // 2."""
+    """The mbarrier of these queries; its parity is that of `item` // 2."""
     return int32(shared.q_full + 8 * (2 * (item & 1) + at.group))
 
 
@@ -336,7 +336,7 @@ def fetch_item(chain: Chain, item: int, link: Link, first: int) -> None:
 def fetch_next(chain: Chain, item: int, link: Link, part: int) -> None:
     """One thread of each warpgroup fetches the queries of the tile after `item`, if there is one.
 
-    They come to where the output of the tile before stood, which has gone.
+    They overwrite the output of the tile before `item`, so its copy to memory must have read it.
     """
     if chain.at.thread & 127 == 0:
         hopper.bulk_wait_read_all()
@@ -355,8 +355,8 @@ def fill_both(chain: Chain, stage: int, now: Cursor) -> None:
 
 
 class Stand(NamedTuple):
-    """Where a warp stands: this step's stage and its parity; the stage before, what `leave` said
-    of it, and the tile that it gets.
+    """A warp's place in the ring: this step's stage and parity; the stage of the step before, the
+    ticket that this warp drew when it left that, and the tile to fill it with.
     """
 
     stage: int
@@ -367,7 +367,10 @@ class Stand(NamedTuple):
 
 
 def narrow_start(chain: Chain, link: Link) -> Stand:
-    """Barriers; the first tile and the first queries on their way. Thread 0 fills stage 1, too."""
+    """Set up barriers; fetch the first queries, and keys and values for stage 0.
+
+    Thread 0 gets the last ticket of stage 1, so that it fills that in its first step.
+    """
     shared, at, now, left = chain.shared, chain.at, cursor_at(link), int32(-1)
     if at.thread == 0:
         for i in range(4 + 2 * STAGES):  # those of queries, of keys, of values
@@ -384,13 +387,13 @@ def narrow_start(chain: Chain, link: Link) -> Stand:
 
 
 def refill(chain: Chain, stand: Stand) -> None:
-    """Whoever was the last to leave the stage before fills it, if there is another tile."""
+    """Fill the stage of the step before, if this thread drew its last ticket and a tile is left."""
     if stand.left == WARPS - 1 and stand.later.link < chain.links.cut.count:
         fill_both(chain, stand.before, stand.later)
 
 
 def go_on(chain: Chain, stand: Stand) -> Stand:
-    """This warp has left its stage, and stands at the next."""
+    """Leave this step's stage, and go on to the next."""
     left = wg.leave(chain.shared.k, stand.stage, WARPS)
     stage, phase = advance(stand.stage, stand.phase, STAGES)
     return Stand(stage, phase, stand.stage, left, next_of(stand.later, chain.links))
@@ -427,9 +430,9 @@ def narrow_registers() -> tuple[Scores, Rows]:
 def diagonal(
     tile: Scores, rows: Rows, chain: Chain, stand: Stand, item: Item, scale: float
 ) -> None:
-    """The tile on the diagonal, the only one with its mask; the next queries are fetched beside it.
+    """The tile on the diagonal, the only one with a causal mask; meanwhile, fetch the next queries.
 
-    The second half of its keys comes after all rows of the first warpgroup, which leaves it out.
+    The second half of its keys comes after all queries of warpgroup 0, which leaves it out.
     """
     s, at, q = tile.s, chain.at, wg.by_rows(query_tile(chain.shared, item.number, chain.at))
     k, v = wg.tile_of(chain.shared.k, stand.stage), wg.tile_of(chain.shared.v, stand.stage)
@@ -464,8 +467,8 @@ def diagonal(
 def earlier(
     tile: Scores, rows: Rows, chain: Chain, stand: Stand, steps: int, own: wg.Own, scale: float
 ) -> Stand:
-    """The tiles before the diagonal, where every query sees every key of its document, the latest
-    first. steps: with that on the diagonal.
+    """The tiles before the diagonal, from the latest to key 0. Only a query's limit
+    may forbid keys in them. steps: how many tiles, the one on the diagonal included.
     """
     k, v, limits = chain.shared.k, chain.shared.v, own.limits
     for i in range(1, steps):
@@ -483,7 +486,7 @@ def earlier(
 
 
 def limits_of_tile(link: Link, part: int, links: Links, at: wg.Place) -> wg.Limits:
-    """Those of this warpgroup's rows of a link's long tile, or, of part 1, of its short one."""
+    """The limits of this warpgroup's rows, in a link's long tile (part 0) or its short one (1)."""
     row = long_row(link, links) if part == 0 else short_row(link, links)
     row = int32(row + at.group * 64)
     return wg.limits_of(links.limit, link.batch, row, int32(row + 63))
@@ -544,7 +547,7 @@ fewer_registers, more_registers = hopper.set_registers(24, False), hopper.set_re
 
 
 def wide_memory() -> Shared:
-    """Queries, keys, values, then the barriers; WIDE_BYTES of it."""
+    """Addresses of queries, keys, values, then the barriers: WIDE_BYTES in all."""
     q, stages = wg.shared_base(), WIDE_STAGES
     size, bars = int32(KEYS * 256), int32(q + (QUERIES + 2 * stages * KEYS) * 256)
     k = wg.Ring(int32(q + QUERIES * 256), size, int32(bars + 8), int32(bars + 8 + 16 * stages))
@@ -566,7 +569,7 @@ def fetch_queries(heads: wg.Heads, first: int, shared: Shared) -> None:
 
 
 def produce(shared: Shared, block: wg.QueryBlock, maps: Maps) -> None:
-    """One thread of the producer: every tile, as soon as all 8 warps have left its stage."""
+    """One thread of the producer: fetch every tile, as soon as all 8 warps have left its stage."""
     q = wg.Heads(maps.q, block.batch, block.head)
     k, v = wg.Heads(maps.k, block.batch, block.kv), wg.Heads(maps.v, block.batch, block.kv)
     fetch_queries(q, block.first, shared)
@@ -589,7 +592,7 @@ def hand_back(ring: wg.Ring, stage: int, at: wg.Place) -> None:
 def take_turns(
     tile: Scores, rows: Rows, shared: Shared, block: wg.QueryBlock, own: wg.Own, scale: float
 ) -> None:
-    """All tiles after the first one's scores, and its own last product.
+    """All that follows the first tile's probabilities, up to the last tile's product.
 
     In every step one warpgroup issues the next tile's scores and this tile's product, passes the
     turn on, and computes exponentials while the other one issues.
@@ -620,7 +623,7 @@ def take_turns(
 
 
 def wide_start(shared: Shared, at: wg.Place) -> None:
-    """Barriers: one arrival fills a stage, one of each of 8 warps hands it back."""
+    """Set up barriers: one arrival for a full stage, one of each of 8 warps for an empty one."""
     if at.thread == 0:
         hopper.mbarrier_init(shared.q_full, int32(1))
         for i in range(WIDE_STAGES):
@@ -633,7 +636,7 @@ def wide_start(shared: Shared, at: wg.Place) -> None:
 
 
 def wide_registers() -> tuple[Scores, Rows]:
-    """The arrays of a thread that live in registers; there is one p."""
+    """The arrays of a thread that live in registers. One p holds all keys, so p2 is p again."""
     s, p = cuda.local.array(64, float32), cuda.local.array(32, int32)
     o, m = cuda.local.array(64, float32), cuda.local.array(2, float32)
     total, alpha = cuda.local.array(2, float32), cuda.local.array(2, float32)
@@ -684,7 +687,7 @@ def wide(maps: Maps, lse: int, sizes: layout.Sizes) -> None:
 
 @functools.cache
 def wide_kernel(limited: bool) -> Kernel:
-    """The same for D = 128."""
+    """o and lse for D = 128. limited: as in `narrow_kernel`."""
 
     def wide_forward(maps: Maps, lse, T, heads, sharing, scale, first):
         sizes = layout.Sizes(T, heads, sharing, scale, scale, layout.Limit(limited, first, T))

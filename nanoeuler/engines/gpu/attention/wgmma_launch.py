@@ -40,7 +40,7 @@ def forward_launch(
     """o = causal attention of q, k, v; lse = log2 of each row's sum of exponentials.
 
     lse of rows from T on is 1e30. Every o and lse is written. places: how many blocks of width
-    64 the card runs at once. documents: within which each position sees others.
+    64 the card runs at once. documents: a position sees only positions of its own document.
     """
     B, H, G, T, D = layout.shared_shape({"q": q, "o": o}, {"k": k, "v": v}, WIDTHS)
     layout.expect_lines(B, H, T, lse=lse)
@@ -60,7 +60,7 @@ def forward_launch(
 
 
 class Deal(NamedTuple):
-    """How tiles of queries go to blocks: how many of these; links of a head, and in all."""
+    """How tiles of queries are dealt: how many blocks; links of a head; all links."""
 
     blocks: int
     of_head: int
@@ -86,16 +86,18 @@ def backward_launches(
     """dq, dk, dv from do and what `forward_launch` had and gave; to be run in this order.
 
     delta is working memory. Every dq, dk, dv and delta is written. do and o are laid out alike.
-    turn: by what q and k were turned; then dq and dk are the gradients of what they were before.
+    turn: RoPE's tables, if q and k were rotated; dq and dk are then those before the rotation.
     """
     B, H, G, T, D = layout.backward_shape(a, WIDTHS)
     do, q, k, v, o, lse, delta, dq, dk, dv = a
     _countable(B * H, T)
     if o.strides != do.strides:
-        raise UserError(f"attention's o and do lie alike, not {o.strides} and {do.strides}")
+        came = f"{o.strides} and {do.strides}"
+        raise UserError(f"attention's o and do lie alike in memory, but their strides are {came}")
     expect_turning(turn, T, (H + G) * D, D if turn else 0)
     if turn and turn[2:] != (T, (H + G) * D):
-        raise UserError(f"attention turns all its {H + G} heads at {T} positions, not by {turn}")
+        came = f"{turn.columns // D} heads at {turn.T} positions"
+        raise UserError(f"attention undoes RoPE in all {H + G} heads at {T} positions, not {came}")
     rest = T, H, H // G, *layout.scales(D), *(turn[:2] if turn else (0, 0))
     form = wgmma_backward.Form(D, 1, turn is not None, documents is not None)
     lines = expect_documents(documents, B, T)

@@ -2,7 +2,7 @@
 
 
 # %% sec-flash-tensor-parts
-"""What the tensor-core attention kernels have in common: places, tiles, rings, masks, the way out.
+"""What the tensor-core attention kernels have in common: places, tiles, rings, masks, epilogue.
 
 A tile is a row of panels of 64 columns: 128 bytes a row, swizzled by the copy engine. Descriptors
 and global addresses are int64, all else int32. T positions, D head width. Left out: the kernels.
@@ -22,7 +22,7 @@ STRIDE = 1024      # bytes from 8 rows of a panel to the next 8: the swizzle rep
 
 
 class Place(NamedTuple):
-    """Where a thread stands: in its block, in its warp; its warp and its warpgroup."""
+    """A thread's index in its block, its lane, its warp and its warpgroup."""
 
     thread: int
     lane: int
@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
 
 def place() -> Place:
-    """This thread's place. `uniform` tells the compiler that a warp agrees on its warpgroup."""
+    """This thread's place. `uniform` tells the compiler that a whole warp has the same `group`."""
     t = int32(cuda.threadIdx.x)
     return Place(t, int32(t & 31), int32(t >> 5 & 3), ptx.uniform(int32(t >> 7)))
 
@@ -74,7 +74,7 @@ def put(heads: Heads, row: int, tile: int, D: int) -> None:
 
 
 def prefetch_maps(first: int, second: int, third: int, fourth: int) -> None:
-    """The maps on their way, before the first copies ask for them."""
+    """Prefetch the tensor maps, before the first copies need them."""
     if cuda.threadIdx.x == 0:
         hopper.prefetch_map(first)
         hopper.prefetch_map(second)
@@ -83,22 +83,22 @@ def prefetch_maps(first: int, second: int, third: int, fourth: int) -> None:
 
 
 def put_done() -> None:
-    """One thread: wait until its copies have read shared memory, which ends with the block."""
+    """One thread: wait until its copies have read shared memory, before the block may end."""
     hopper.bulk_commit()
     hopper.bulk_wait_read_all()
 
 
-# Addresses are added.
+# Descriptors without an address, which `by_rows` and `by_columns` add.
 BY_ROWS, BY_COLUMNS = hopper.descriptor(16, STRIDE), hopper.descriptor(0, STRIDE)
 
 
 def by_rows(tile: int) -> int:
-    """The descriptor of a tile of which rows are multiplied: it is summed over its columns."""
+    """The descriptor of a tile that a product sums over columns, as k in q k^T."""
     return int64(BY_ROWS) | int64((tile & 0x3FFFF) >> 4)
 
 
 def by_columns(tile: int, rows: int) -> int:
-    """The descriptor of a tile of `rows` rows of which columns are multiplied."""
+    """The descriptor of a tile that a product sums over its `rows` rows, as v in p v."""
     return int64(BY_COLUMNS | rows * 128 >> 4 << 16) | int64((tile & 0x3FFFF) >> 4)
 
 
@@ -132,11 +132,11 @@ def full_of(ring: Ring, stage: int) -> int:
 
 
 def leave(ring: Ring, stage: int, warps: int) -> int:
-    """This warp is done with a stage: how many of `warps` left it before; -1 on lanes but one.
+    """Leave a stage: how many of `warps` left it before this one, on lane 0; -1 on other lanes.
 
     To be called after the wait for the last product that reads the stage: a product that was only
-    issued may not have read it yet. A single thread gets warps - 1, in the last warp: it refills
-    the stage. The answer takes a while; it is looked at as late as possible.
+    issued may not have read it yet. Lane 0 of the last warp gets warps - 1, and has to refill the
+    stage. The answer takes a while, so look at it as late as possible.
     """
     return ptx.ticket(int32(ring.left + 8 * stage), int32(warps - 1))
 
@@ -202,22 +202,21 @@ def key_row(block: QueryBlock, step: int, keys: int) -> int:
 
 
 def forbid_later(s: Any, keys: int, first: int, row: int, at: Place) -> None:
-    """Forbid keys, from `first` on, that come after their query; the 64 queries are from `row` on.
-    """
+    """Forbid keys that come after their query: keys from `first` on, 64 queries from `row` on."""
     above = int32(row + own_row(at) - first - own_column(at))
     layout.forbid_right(s, keys, above, int32(above + 8))
 
 
 def forbid_earlier(s: Any, queries: int, first: int, key: int, at: Place) -> None:
-    """The same on a transposed tile: forbid queries, from `first` on, before their key."""
+    """The same on a transposed tile: forbid queries, from `first` on, that precede their key."""
     above = int32(key + own_row(at) - first - own_column(at))
     layout.forbid_left(s, queries, above, int32(above + 8))
 
 
 # %% sec-flash-tensor-documents
 class Limits(NamedTuple):
-    """Limits of 64 rows of a sequence, from `row` on, and the strictest of them: a tile that this
-    one does not touch needs no mask.
+    """The limits of 64 rows of a sequence, from `row` on, and the strictest: a tile within that
+    needs no second mask.
     """
 
     limit: layout.Limit
@@ -227,7 +226,7 @@ class Limits(NamedTuple):
 
 
 def limits_of(limit: layout.Limit, batch: int, row: int, strictest: int) -> Limits:
-    """The limits of 64 rows from `row` on, of which row number `strictest` has the strictest."""
+    """The limits of 64 rows from `row` on. strictest: which row's limit is the strictest."""
     if limit.on:
         return Limits(limit, batch, row, layout.limit_of(limit, batch, strictest))
     return Limits(limit, int32(0), int32(0), int32(0))
@@ -245,9 +244,9 @@ class Own(NamedTuple):
 
 
 def own_limits(limits: Limits, first: int, at: Place) -> tuple[int, int]:
-    """Those of this thread's two rows, counted from its own first column of a tile, `first` on.
+    """The limits of this thread's two rows, as numbers of columns from the thread's first column.
 
-    They are loaded where they are needed: to keep them would take registers in every step.
+    first: the tile's first column. They are loaded at each use: keeping them takes registers.
     """
     row, column = int32(limits.row + own_row(at)), int32(first + own_column(at))
     above = layout.limit_of(limits.limit, limits.batch, row)
@@ -256,16 +255,14 @@ def own_limits(limits: Limits, first: int, at: Place) -> tuple[int, int]:
 
 
 def forbid_others(s: Any, keys: int, first: int, limits: Limits, at: Place) -> None:
-    """Forbid keys, from `first` on, of documents before their query's."""
+    """Forbid keys before the first one that their query sees. first: the tile's first key."""
     if limits.limit.on and first < limits.strictest:
         above, below = own_limits(limits, first, at)
         layout.forbid_left(s, keys, above, below)
 
 
 def forbid_foreign(s: Any, queries: int, first: int, limits: Limits, at: Place) -> None:
-    """The same on a transposed tile: forbid queries, from `first` on, of documents after their
-    key's.
-    """
+    """The same on a transposed tile: forbid queries after the last one that sees their key."""
     if limits.limit.on and first + queries - 1 > limits.strictest:
         above, below = own_limits(limits, first, at)
         layout.forbid_right(s, queries, above, below)

@@ -25,10 +25,10 @@ NUMBER = "NANOEULER_GPU"  # the variable that says which GPU of this machine is 
 MISSING = "numba-cuda is missing: pip install 'numba-cuda[cu13]'"
 # The driver's library by operating system; macOS has none.
 DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
-# The CUDA that our compilers are of, as the driver counts it, and the first driver that runs what
-# they make: CUDA Toolkit release notes, table of drivers.
+# Our compilers' version of CUDA, as cuDriverGetVersion counts it (13.0 is 13000), and the oldest
+# driver that runs their code: CUDA Toolkit release notes, table of drivers.
 OLDEST, OLDEST_DRIVER = 13000, "580"
-# What cuInit answers if not 0: CUDA driver API, CUresult. 999 and others say nothing more.
+# Errors of cuInit that we can explain: CUDA driver API, CUresult.
 ANSWERS = {
     100: "the CUDA driver finds no GPU",
     803: "the CUDA driver is not the one that this system has loaded (it was updated, so restart)",
@@ -112,5 +112,5 @@ def exchanges() -> Any:
     """NVIDIA's NCCL, as Python calls it (cupy.cuda.nccl)."""
     if importlib.util.find_spec("cupy") is None:
         what = "pip install cupy-cuda13x nvidia-nccl-cu13 (the extra gpu-ranks)"
-        raise UserError(f"no NCCL here, by which GPUs talk to each other: {what}, or take one GPU")
+        raise UserError(f"no NCCL here, which several GPUs need: {what}, or use one GPU")
     return importlib.import_module("cupy.cuda.nccl")

@@ -257,24 +257,27 @@ class Muon(AdamW):
                  for name, size in whole.items()}  # fmt: skip
         for start, stop in _between(spans.values(), first, end):
             super().update(weights, gradients, lr, number, slice(start, stop))
-        rounded = weights.flat.dtype.type
+        rounded, decay = weights.flat.dtype.type, self.weight_decay
         mine = {name: slice(max(start, first), min(stop, end))
                 for name, (start, stop) in spans.items() if max(start, first) < min(stop, end)}
         for span in mine.values():
             momentum = rounded(self.momentum), rounded(1 - self.momentum)
             _mix(self.m.flat[span], gradients.flat[span], *momentum)
         if end - first < weights.flat.size:
-            if self.gather is None:
-                raise UserError("Muon was asked for a part of the weights where no other rank has "
-                                "the rest: choose the optimizer adamw")  # fmt: skip
-            self.gather(gradients.flat)
+            self._gather(gradients.flat)
         self._turn(gradients, [each for each in these if each.name in mine])
         rate = matrix_rate(lr, weights.config.dim)
         for span in mine.values():
-            _move(weights.flat[span], gradients.flat[span], rounded(rate),
-                  rounded(self.weight_decay))
+            _move(weights.flat[span], gradients.flat[span], rounded(rate), rounded(decay))
 
     # %% sec-muon-ranks
+    def _gather(self, directions):
+        """Make all parts of the directions known to this rank."""
+        if self.gather is None:
+            raise UserError("Muon was asked for a part of the weights where no other rank has the "
+                            "rest: choose the optimizer adamw")  # fmt: skip
+        self.gather(directions)
+
     def _turn(self, directions, these):
         """Put in the place of each of these matrices its step."""
         key = these, self.threads, directions.flat.dtype

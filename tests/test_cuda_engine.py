@@ -312,7 +312,7 @@ def test_gradients_lend_their_memory_until_they_are_made(monkeypatch):
 
 
 LENDING = [
-    ("lend_gradients", "i < here", "i <= here"),
+    ("lend_gradients", "i < here", "i <= here + 1"),
     ("move_norm", "self.recording.lending = False", "self.recording.lending = True"),
     ("defer_sums", "store=out.address in self.fresh", "store=False"),
     ("defer_sums", "self.fresh.discard(out.address)", "pass"),

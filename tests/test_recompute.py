@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import recorded as helpers
 from idle_card import IdleCard
-from mutants import Mutant, load
+from mutants import Mutant, load, source
 from published import PUBLISHED
 from recorded import step_on_paper
 from test_cuda_engine import DEEP, EULER, GPT, HOPPER, TEXTS, TURNED, WIDE
@@ -116,6 +116,11 @@ def test_mistakes_are_seen(module, function, old, new, monkeypatch):
         assert "have come back" in str(error)
     else:
         assert plain.memories[GRADIENTS].tobytes() != again.memories[GRADIENTS].tobytes()
+
+
+def test_every_mistake_has_its_place():
+    for module, function, old, new in WRONG:
+        source(Mutant(module, function, "run again", old, new))
 
 
 # ---- At full size

@@ -700,7 +700,7 @@ def test_every_setting_reaches_the_weights(tmp_path):
     """The run is a loop of ten lines with the settings, every one of them unlike its default."""
     chosen = Settings(steps=9, batch_size=6, accumulate=2, lr=0.03, seed=4, warmup=0,
                       weight_decay=0.9, beta2=0.9, clip=0.05, optimizer="muon",
-                      momentum=0.8)  # fmt: skip
+                      momentum=0.8, recompute=True)  # fmt: skip
     default = Settings()
     for field in fields(Settings):
         if field.name != "minutes":  # which decides nothing where steps are given

@@ -114,7 +114,7 @@ def test_to_keep_the_best_changes_no_bit_of_the_run(tmp_path):
 def test_each_save_that_is_kept_has_its_best(keep, kept, tmp_path):
     bits = [5.0, 4.9, 4.8, 4.7, 4.9, 4.6, 4.5, 4.9, 4.9, 4.9, 4.9, 4.9]
     seen = fit(tmp_path, bits, keep=keep)
-    assert steps_in(tmp_path) == [0, 4, 8, 12][-keep:]
+    assert steps_in(tmp_path) == [4, 8, 12][-keep:]
     assert steps_in(tmp_path / BEST) == kept
     if keep == 3:  # back to an earlier save, as where the disk has damaged the newer ones
         for _, folder in checkpoints(tmp_path)[1:]:
@@ -198,15 +198,21 @@ def test_a_death_at_any_write_leaves_a_best_that_fits(name, way, tmp_path):
 
 
 def test_killed_between_best_and_save_the_run_goes_back_to_what_it_knew(tmp_path):
-    def dies(*_):
-        if checkpoints(tmp_path):
+    save = loop.save
+
+    def dies(saves, *given):
+        if len(checkpoints(tmp_path)) == saves:
             raise Died
-    with pytest.raises(Died), mock.patch.object(loop, "save", side_effect=dies):
-        fit(tmp_path, TURNS)
-    assert (steps_in(tmp_path), steps_in(tmp_path / BEST)) == ([0], [3])
-    with pytest.raises(Died), dying_before(loop._Steps, "begin", 1):
-        fit(tmp_path, TURNS)
-    assert steps_in(tmp_path / BEST) == []  # the run is at step 0, and will find it again
+        save(*given)
+
+    # the run is at the step of its last save, and will find again what it has found since
+    for saves, saved, best, known in ((0, [], [3], []), (1, [4], [3, 5], [3])):
+        with pytest.raises(Died), mock.patch.object(loop, "save", functools.partial(dies, saves)):
+            fit(tmp_path, TURNS)
+        assert (steps_in(tmp_path), steps_in(tmp_path / BEST)) == (saved, best)
+        with pytest.raises(Died), dying_before(loop._Steps, "begin", 1):
+            fit(tmp_path, TURNS)
+        assert steps_in(tmp_path / BEST) == known
 
 
 def test_a_resumed_run_knows_the_best_so_far_and_what_it_has_said(tmp_path, capsys):

@@ -6,7 +6,9 @@ import importlib.util
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -95,6 +97,46 @@ print([m for m in sys.modules if m.startswith(("numba.cuda", "numba_cuda", "cuda
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_of_nvmath_nothing_is_run_but_what_multiplies(tmp_path, monkeypatch):
+    """Its packages load libraries that nobody needs, here: they raise."""
+    room = tmp_path / "nvmath" / "bindings"
+    room.mkdir(parents=True)
+    for package in room, room.parent:
+        (package / "__init__.py").write_text("raise RuntimeError")
+    (room / "cublas.py").write_text("from nvmath.bindings import other\nname = other.name\n")
+    (room / "other.py").write_text("name = 'cuBLAS'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.split(".")[0] == "nvmath"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert libraries.products().name == "cuBLAS"
+    assert libraries.products() is sys.modules.pop("nvmath.bindings.cublas")
+    del sys.modules["nvmath.bindings.other"]
+    assert not [name for name in sys.modules if name.split(".")[0] == "nvmath"]
+
+
+@pytest.mark.parametrize("number", ["", "1", "x"])
+def test_the_driver_is_started_once_and_says_nothing(number, monkeypatch):
+    calls, done = [], threading.Event()
+
+    def retain(context, handle):
+        calls.append("retain")
+        done.set()
+
+    def device(handle, at):
+        calls.append(at)
+
+    library = SimpleNamespace(cuInit=lambda flags: 0, cuDeviceGet=device,
+                              cuDevicePrimaryCtxRetain=retain)  # fmt: skip
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    monkeypatch.setenv(libraries.NUMBER, number)
+    libraries.start.cache_clear()
+    for _ in range(2):
+        libraries.start()
+    assert done.wait(10 if number != "x" else 0.1) == (number != "x")
+    assert calls == ([int(number or 0), "retain"] if number != "x" else [])
+    libraries.start.cache_clear()
 
 
 def test_only_those_who_need_the_door_import_it():

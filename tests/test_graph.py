@@ -82,7 +82,7 @@ def test_both_devices_have_the_same_methods():
     assert real.pop("load")[:1] == on_paper.pop("load")
     assert real == on_paper
     names = "array capture empty fetch fill host load_all mark memory_used others page part prepare"
-    assert sorted(real) == [*names.split(), "run", "send", "synchronize"]
+    assert sorted(real) == [*names.split(), "run", "send", "synchronize", "zeros"]
 
 
 def test_a_graph_runs_on_what_its_arrays_hold_when_it_is_started(either):
@@ -142,6 +142,9 @@ def test_memory_is_asked_for_in_any_shape(either):
     for shape in (), (0, 3), (2, 0):
         array = either.array(np.zeros(shape, np.int64))
         assert array.shape == shape and either.host(array).shape == shape
+        made = either.zeros(shape, np.int64)
+        assert made.shape == shape and not either.host(made).any()
+    assert not either.host(either.zeros((3, 5), np.uint8)).any()
     either.fill(array, 5)
     turned = np.arange(6).reshape(2, 3).T
     assert (either.host(either.array(turned)) == turned).all()

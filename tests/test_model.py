@@ -1,5 +1,6 @@
 """The model: its buffer, its start, its gradient over drawn configurations, and in parts."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from nanoeuler.checks import plain
 from nanoeuler.checks.derivatives import complex_step, relative_error
 from nanoeuler.checks.gradcheck import TINIEST, TINY, TINY_GPT2, derived_gradient, tiny_problem
 from nanoeuler.engines.reference import ReferenceEngine
+from nanoeuler.model import weights
 from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.config import ModelConfig, count_parameters, parameter_shapes
 from nanoeuler.model.integrators import INTEGRATORS, Tableau
@@ -27,7 +29,13 @@ from nanoeuler.model.transformer import (
     step_backward,
     stream,
 )
-from nanoeuler.model.weights import PADDING, Weights, initialise, output_matrix
+from nanoeuler.model.weights import (
+    INITIAL_DEVIATION,
+    PADDING,
+    Weights,
+    initialise,
+    output_matrix,
+)
 
 reference = ReferenceEngine()
 
@@ -125,6 +133,22 @@ def test_weights_lie_over_given_memory():
     for flat in (np.zeros(w.flat.size + 1, np.float32), np.zeros(w.flat.size, np.float64)):
         with pytest.raises(AssertionError):
             Weights(TINY, np.float32, flat)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+@pytest.mark.parametrize("stretch", [1 << 14, 3 << 14, 1 << 18])
+def test_weights_drawn_by_many_threads_are_those_of_one_generator(stretch, seed, monkeypatch):
+    """To the last bit, wherever stretches and matrices end."""
+    monkeypatch.setattr(weights, "STRETCH", stretch)
+    config = replace(TINY, vocab_size=1000, dim=160, n_layers=2, hidden=200)
+    made, rng = initialise(config, seed, np.float64), np.random.default_rng(seed)
+    assert made.flat.size > 1 << 18
+    for name, tensor in made.items():
+        if tensor.ndim > 1:
+            expected = INITIAL_DEVIATION * rng.standard_normal(tensor.shape)
+            if name.endswith((".wo", ".w_down")):
+                expected *= 1 / math.sqrt(2 * config.n_layers)
+            np.testing.assert_array_equal(tensor, expected, name)
 
 
 @pytest.mark.parametrize("tiny", [TINY, TINY_GPT2])

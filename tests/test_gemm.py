@@ -23,13 +23,14 @@ from nanoeuler.emulator.dtypes import from_bf16, to_bf16
 from nanoeuler.emulator.machine import Fault
 from nanoeuler.emulator.runner import run
 from nanoeuler.engines.gpu.gemm import (
-    wgmma_column_sums,
+    column_sums,
     wgmma_epilogue,
     wgmma_form,
     wgmma_kernel,
     wgmma_launch,
     wgmma_split_k,
 )
+from nanoeuler.engines.gpu.gemm import epilogue as epilogues
 from nanoeuler.engines.gpu.gemm.wgmma_form import PIECE, RING, SHARED, THREADS, Form
 from nanoeuler.engines.gpu.gemm.wgmma_kernel import gemm_kernel, sum_kernel
 from nanoeuler.engines.gpu.gemm.wgmma_launch import (
@@ -669,7 +670,7 @@ def test_ways_out_of_relu_squared(form, size, draws):
 
 
 def test_gelu_for_relu_squared_is_seen():
-    form, kind = Form("NN", epilogue=SQUARED[0]), "engines.gpu.gemm.wgmma_epilogue"
+    form, kind = Form("NN", epilogue=SQUARED[0]), "engines.gpu.gemm.epilogue"
     flaw = Mutant(kind, "curve_of", "gelu", '"bias and relu2": curves.relu2',
                   '"bias and relu2": curves.gelu_fast')  # fmt: skip
     with exchanged(load(flaw)):
@@ -678,7 +679,7 @@ def test_gelu_for_relu_squared_is_seen():
 
 def test_the_tanh_form_for_the_exact_gelu_is_seen():
     """Of sums so short that their error hides nothing: the two differ by 4e-4 near -3."""
-    form, kind = Form("NN", epilogue=EXACT[0]), "engines.gpu.gemm.wgmma_epilogue"
+    form, kind = Form("NN", epilogue=EXACT[0]), "engines.gpu.gemm.epilogue"
     flaw = Mutant(kind, "curve_of", "tanh", '"bias and gelu_exact": curves.gelu_exact',
                   '"bias and gelu_exact": curves.gelu_fast')  # fmt: skip
     assert not wrong(*on_paper(form, 72, 136, 8)[:2])
@@ -854,7 +855,7 @@ FLAWS = {  # what: (function, text in it, what it becomes, form, kind of fault o
         "            #",
         MET, "race"),
     "the slope of the other column": (
-        "gemm.wgmma_epilogue.make_backward_pair", "acc[i + 1] *= high_slope",
+        "gemm.epilogue.make_backward_pair", "acc[i + 1] *= high_slope",
         "acc[i + 1] *= low_slope", ALL, "c"),
     "a slope without its square": (
         "tile.curves.gelu_and_slope_fast", "(one - t * t)", "(one - t)", ALL, "c"),
@@ -865,23 +866,23 @@ FLAWS = {  # what: (function, text in it, what it becomes, form, kind of fault o
         "gemm.wgmma_kernel.make_fetch_tile", "column + half * 128 + j * 64", "column + j * 64", ALL,
         "c"),
     "sums of the wrong column": (
-        "gemm.wgmma_column_sums.strip_columns", "lane * 2)", "(lane ^ 1) * 2)", ALL, "sums"),
+        "gemm.column_sums.strip_columns", "lane * 2)", "(lane ^ 1) * 2)", ALL, "sums"),
     "a row dropped from the sums": (
-        "gemm.wgmma_column_sums.strip_columns", "acc[at] + acc[at + 2]", "acc[at]", ALL, "sums"),
+        "gemm.column_sums.strip_columns", "acc[at] + acc[at + 2]", "acc[at]", ALL, "sums"),
     "rows of ping-pong dropped": (
         "gemm.wgmma_epilogue.make_sum_columns", "tile.line + down // 16", "tile.line",
         dict(layout="NN", sums="store", pingpong=True), "sums"),
     "the halves exchanged": (
-        "gemm.wgmma_column_sums.halve", "if lane & bit", "if not lane & bit", ALL, "sums"),
+        "gemm.column_sums.halve", "if lane & bit", "if not lane & bit", ALL, "sums"),
     "a warp's line over another's": (
         "gemm.wgmma_kernel.make_corner", " + (me.t >> 5))", ")", ALL, "sums"),
     "columns beside the last": (
-        "gemm.wgmma_column_sums.strip_columns", "if at < n:", "if at < n + 8:", ALL, "bounds sums"),
+        "gemm.column_sums.strip_columns", "if at < n:", "if at < n + 8:", ALL, "bounds sums"),
     "lines dropped": (
-        "gemm.wgmma_column_sums.columns_kernel", "for bit in (8, 16)", "for bit in (8, 8)", ALL,
+        "gemm.column_sums.columns_kernel", "for bit in (8, 16)", "for bit in (8, 8)", ALL,
         "sums"),
     "no barrier before the sums are read": (
-        "gemm.wgmma_column_sums.columns_kernel", "        cuda.syncthreads()\n", "", ALL,
+        "gemm.column_sums.columns_kernel", "        cuda.syncthreads()\n", "", ALL,
         "race unwritten"),
     "GELU of u before it was rounded": (
         "gemm.wgmma_epilogue.make_curve", "            if second:", "            if 0:", None,
@@ -974,14 +975,14 @@ def exchanged(module):
            if callable(value) and value.__module__ == module.__name__
            and not isinstance(value, type)}  # fmt: skip
     with ExitStack() as stack:
-        parts = curves, rope, wgmma_form, wgmma_epilogue, wgmma_column_sums, wgmma_split_k
+        parts = curves, rope, wgmma_form, epilogues, wgmma_epilogue, column_sums, wgmma_split_k
         for other in *parts, wgmma_kernel, wgmma_launch:
             for name in own.keys() & vars(other).keys():
                 stack.enter_context(mock.patch.object(other, name, own[name]))
         if kept := {"gelu_and_slope_fast", "gelu_exact_and_slope"} & own.keys():  # in a table
             ways = {f"{name.split('_and_')[0]} backward": own[name] for name in kept}
-            pairs = {way: wgmma_epilogue.make_backward_pair(curve) for way, curve in ways.items()}
-            stack.enter_context(mock.patch.dict(wgmma_epilogue.PAIRS, pairs))
+            pairs = {way: epilogues.make_backward_pair(curve) for way, curve in ways.items()}
+            stack.enter_context(mock.patch.dict(epilogues.PAIRS, pairs))
         for name in "gemm_kernel", "sum_kernel", "columns_kernel":  # not those that were kept
             bare = getattr(wgmma_launch, name).__wrapped__
             stack.enter_context(mock.patch.object(wgmma_launch, name, bare))
@@ -1020,7 +1021,7 @@ SMALL = {
     "pieces": (WIDE | dict(pieces="together", cluster=2), (24, 40, 137), dict(blocks=4, seed=3)),
     "pieces after": (dict(layout="TN", pieces="after"), (67, 131, 137), dict(blocks=2)),
 }  # fmt: skip
-NEEDS = {"wgmma_column_sums": ("columns",), "wgmma_split_k": ("pieces", "pieces after")}
+NEEDS = {"column_sums": ("columns",), "wgmma_split_k": ("pieces", "pieces after")}
 
 
 def play(module):

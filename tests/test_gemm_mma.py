@@ -14,6 +14,7 @@ from nanoeuler.emulator.dtypes import from_bf16, to_bf16
 from nanoeuler.engines.gpu.gemm import mma_epilogue
 from nanoeuler.engines.gpu.gemm import mma_kernel as mma_kernel_module
 from nanoeuler.engines.gpu.gemm.choice import product_on, space_on
+from nanoeuler.engines.gpu.gemm.column_sums import columns_kernel
 from nanoeuler.engines.gpu.gemm.mma_form import CURVED, DEPTH, SLOPED, MmaForm, fit
 from nanoeuler.engines.gpu.gemm.mma_kernel import mma_kernel
 from nanoeuler.engines.gpu.gemm.mma_launch import (
@@ -22,7 +23,6 @@ from nanoeuler.engines.gpu.gemm.mma_launch import (
     pieces_of,
     space_for,
 )
-from nanoeuler.engines.gpu.gemm.wgmma_column_sums import columns_kernel
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS, SHARED
 from nanoeuler.engines.gpu.lang.kernel import cover
 from nanoeuler.engines.gpu.tile.rope import Turning

@@ -15,8 +15,9 @@ from bench.card import Contest, ghost
 from published import PUBLISHED
 
 from nanoeuler import measurements
-from nanoeuler.engines.gpu.gemm.wgmma_column_sums import columns_kernel
-from nanoeuler.engines.gpu.gemm.wgmma_form import EPILOGUES, Form
+from nanoeuler.engines.gpu.gemm.column_sums import columns_kernel
+from nanoeuler.engines.gpu.gemm.epilogue import EPILOGUES
+from nanoeuler.engines.gpu.gemm.wgmma_form import Form
 from nanoeuler.engines.gpu.gemm.wgmma_kernel import gemm_kernel, sum_kernel
 from nanoeuler.engines.gpu.gemm.wgmma_launch import Operands, choose, product
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS

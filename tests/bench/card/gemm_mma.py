@@ -11,6 +11,7 @@ import numpy as np
 from bench.card import Contest, gemm, ghost
 from bench.card.gemm import L2, RAGGED, STEP, case
 
+from nanoeuler.engines.gpu.gemm.column_sums import columns_kernel
 from nanoeuler.engines.gpu.gemm.mma_form import FRAGMENTS, SIDE, SUMS, MmaForm
 from nanoeuler.engines.gpu.gemm.mma_kernel import mma_kernel, sum_kernel
 from nanoeuler.engines.gpu.gemm.mma_launch import choose_mma, mma_product, space_for
@@ -116,9 +117,12 @@ def limit(bench):
 
 def kernels():
     """Name -> maker of each kernel."""
-    made = {label(form): partial(mma_kernel, form) for form in FORMS} | {"limit": limit_kernel}
-    sums = {"sum, stored": partial(sum_kernel, False), "sum, added": partial(sum_kernel, True)}
-    return made | sums
+    made = {"limit": limit_kernel}
+    for form in FORMS:  # sums of columns are always stored, and added by a kernel of their own
+        own = form if form.sums == "no" else replace(form, sums="store")
+        made[label(form)] = partial(mma_kernel, own)
+    made |= {f"columns, {add=}": partial(columns_kernel, add) for add in (False, True)}
+    return made | {"sum, stored": partial(sum_kernel, False), "sum, added": partial(sum_kernel, True)}
 
 
 def plans():

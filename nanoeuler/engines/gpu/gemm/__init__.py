@@ -5,9 +5,10 @@
 """Matrix products, and the choice of one for a card (`choice`).
 
 wgmma_* are Hopper's: form (tile and epilogue as data), schedule (which block does what), kernel,
-epilogue, rope, column_sums, split_k, launch, batch (Muon's). mma_* are for every card from 8.0 on:
-form, tile, kernel, epilogue, launch. float32 splits an operand into bf16 summands, mma_floats does
-it in registers; cublas is NVIDIA's library.
+epilogue, rope, split_k, launch, batch (Muon's). mma_* are for every card from 8.0 on: form, tile,
+kernel, epilogue, launch. Both use epilogue (names, and what may come with each) and column_sums.
+float32 splits an operand into bf16 summands, mma_floats does it in registers; cublas is NVIDIA's
+library.
 
 May import: errors, engines.gpu.lang, engines.gpu.tile, engines.gpu.host.
 """

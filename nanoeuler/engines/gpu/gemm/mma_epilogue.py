@@ -1,7 +1,7 @@
 # Made from book/i-machine-code.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-mma-out
+# %% sec-mma-columns
 """The epilogue of a warp's sums: operations that add, curve or multiply them, and store them in C.
 
 acc are a lane's 128 sums, 64 x 64 as four accumulators of 16 rows below each other (`tile.layout`).
@@ -10,10 +10,10 @@ acc are a lane's 128 sums, 64 x 64 as four accumulators of 16 rows below each ot
 from collections.abc import Callable
 from typing import NamedTuple
 
+from nanoeuler.engines.gpu.gemm.column_sums import strip_columns
+from nanoeuler.engines.gpu.gemm.epilogue import PAIRS, curve_of
 from nanoeuler.engines.gpu.gemm.mma_form import SIDE, SUMS, MmaForm
 from nanoeuler.engines.gpu.gemm.mma_tile import Matrix
-from nanoeuler.engines.gpu.gemm.wgmma_column_sums import strip_columns
-from nanoeuler.engines.gpu.gemm.wgmma_epilogue import PAIRS, curve_of
 from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, int32, int64
 from nanoeuler.engines.gpu.tile.accumulator import make_bias, same

@@ -15,8 +15,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from nanoeuler.engines.gpu.gemm.wgmma_form import EPILOGUES as WAYS
-from nanoeuler.engines.gpu.gemm.wgmma_form import Way
+from nanoeuler.engines.gpu.gemm.epilogue import EPILOGUES as WAYS
+from nanoeuler.engines.gpu.gemm.epilogue import Way
 from nanoeuler.errors import UserError
 
 DEPTH = 64     # elements of k in a stage: 128 bytes of bf16, one row through all 32 banks
@@ -31,7 +31,7 @@ CURVED = "bias and gelu", "bias and gelu_exact", "bias and relu2"
 # Sums are multiplied by a function's slopes at another (m, n).
 SLOPED = "gelu backward", "gelu_exact backward", "relu2 backward"
 # What is done with the sums of a tile: nothing; a bias is added; another (m, n) is added; C is
-# added to; or one of the above. `wgmma_form.EPILOGUES` says what may come with each.
+# added to; or one of the above. `epilogue.EPILOGUES` says what may come with each.
 EPILOGUES = ("store", "bias", *CURVED, "residual", *SLOPED, "add")
 
 

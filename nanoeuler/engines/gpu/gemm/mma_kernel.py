@@ -14,10 +14,10 @@ Equal operands give equal bits, always. Left out: batches, and pieces of a bf16 
 from functools import cache
 from typing import Any, NamedTuple
 
+from nanoeuler.engines.gpu.gemm.column_sums import HEADER
 from nanoeuler.engines.gpu.gemm.mma_epilogue import Tile, epilogue, wait_all
 from nanoeuler.engines.gpu.gemm.mma_form import ALIGN, BOX, FRAGMENTS, SIDE, SUMS, MmaForm
 from nanoeuler.engines.gpu.gemm.mma_tile import PARTS, Matrix, make_copies, make_load
-from nanoeuler.engines.gpu.gemm.wgmma_form import HEADER
 from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypedDict, Unpack
 
+from nanoeuler.engines.gpu.gemm.column_sums import HEADER, WIDE, columns_kernel
 from nanoeuler.engines.gpu.gemm.mma_form import (
     SIDE,
     MmaForm,
@@ -17,8 +18,6 @@ from nanoeuler.engines.gpu.gemm.mma_form import (
     require_space,
 )
 from nanoeuler.engines.gpu.gemm.mma_kernel import SUM_THREADS, mma_kernel, sum_kernel
-from nanoeuler.engines.gpu.gemm.wgmma_column_sums import WIDE, columns_kernel
-from nanoeuler.engines.gpu.gemm.wgmma_form import HEADER
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS, SHARED, limit
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch, cover
 from nanoeuler.errors import UserError

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.gemm import wgmma_form as forms
-from nanoeuler.engines.gpu.gemm.wgmma_column_sums import strip_columns
+from nanoeuler.engines.gpu.gemm.column_sums import strip_columns
+from nanoeuler.engines.gpu.gemm.epilogue import PAIRS, curve_of
 from nanoeuler.engines.gpu.lang import hopper, ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32
 from nanoeuler.engines.gpu.tile import curves, ring
@@ -181,14 +182,6 @@ def make_store(form: forms.Form, strip: Strip, box: int, second: bool = False) -
     return store
 
 
-def curve_of(epilogue: str) -> Callable | None:
-    """The activation function in which an epilogue ends, if it does."""
-    return {
-        "bias and gelu": curves.gelu_fast, "bias and gelu_exact": curves.gelu_exact,
-        "bias and relu2": curves.relu2,
-    }.get(epilogue)  # fmt: skip
-
-
 def make_curve(form: forms.Form, strip: Strip) -> Callable:
     """curve(acc, tile): a strip becomes its activation, of bf16 where that is stored."""
     second, first = form.second, strip.i
@@ -203,36 +196,6 @@ def make_curve(form: forms.Form, strip: Strip) -> Callable:
             acc[j], acc[j + 1] = gelu(low), gelu(high)
 
     return curve
-
-
-def residual_pair(acc, i, pair):
-    """acc[i : i + 2] += a pair of bf16, which is returned."""
-    acc[i] += ptx.low_bf16(pair)
-    acc[i + 1] += ptx.high_bf16(pair)
-    return pair
-
-
-def make_backward_pair(curve_and_slope: Callable) -> Callable:
-    """backward_pair(acc, i, pair): acc[i : i + 2] *= the slopes of a curve at a pair of bf16;
-    returns the curve's values there, a pair."""
-
-    def backward_pair(acc, i, pair):
-        low, low_slope = curve_and_slope(ptx.low_bf16(pair))
-        high, high_slope = curve_and_slope(ptx.high_bf16(pair))
-        acc[i] *= low_slope
-        acc[i + 1] *= high_slope
-        return ptx.pack_bf16(low, high)
-
-    return backward_pair
-
-
-# What becomes of a pair of sums and of the pair that they meet, by the epilogue.
-PAIRS = {
-    "residual": residual_pair,
-    "gelu backward": make_backward_pair(curves.gelu_and_slope_fast),
-    "gelu_exact backward": make_backward_pair(curves.gelu_exact_and_slope),
-    "relu2 backward": make_backward_pair(curves.relu2_and_slope),
-}
 
 
 def read_strip(u, q, at, t):

@@ -16,6 +16,7 @@ for weights W (inputs, outputs); a product with weights the other way round is N
 from dataclasses import dataclass
 from typing import Any
 
+from nanoeuler.engines.gpu.gemm.epilogue import EPILOGUES, Way
 from nanoeuler.engines.gpu.gemm.wgmma_schedule import TILE_K
 from nanoeuler.engines.gpu.lang import hopper
 from nanoeuler.engines.gpu.tile.ring import ALIGN
@@ -29,51 +30,10 @@ SHARED = ALIGN + RING + SLOTS * BOX + 256  # the last for the mbarriers
 THREADS = 384     # a producer's warpgroup and two consumers'
 REGISTERS = 128   # accumulators of a consumer's thread: 64 x 256 or 128 x 128 over 128 threads
 PIECE = TILE_M * 256 * 4  # bytes: a block's tile in float32
-HEADER = 128  # bytes before the pieces: the word that a grid waits at
 LINES = 8         # sums of columns that a block's tile leaves, each of a warp's 16 rows
 STRIPS = 4        # of a consumer's sums in bf16: 64 x 64 each, a box
 # A thread's registers while it produces and while it consumes: 168 on average, all there are.
 FEW, MANY = 40, 232
-
-
-@dataclass(frozen=True)
-class Way:
-    """What an epilogue allows.
-
-    aux: what it reads beside A and B: nothing, a "bias" (n,), a "tile" of another (m, n), or
-    "tiles" of two. outs:
-    dtypes of C. second: whether it can store another array as well. sums: whether its columns can
-    be summed. cut: whether a tile can be made of pieces. turn: the width of heads that it turns.
-    pingpong: what its blocks are, None: either. narrow: whether a tile can have 192 columns.
-    """
-
-    aux: str = ""
-    outs: tuple[str, ...] = ("bf16",)
-    second: bool = False
-    sums: bool = False
-    cut: bool = False
-    turn: int = 0
-    pingpong: bool | None = None
-    narrow: bool = False
-
-
-# What can be done with the sums of a tile, and what may come with it: see Form.
-EPILOGUES = {
-    "store": Way(outs=("bf16", "float32"), sums=True, cut=True, narrow=True),
-    "add": Way(outs=("float32",), cut=True, narrow=True),
-    "bias": Way("bias", narrow=True),
-    "bias and gelu": Way("bias", second=True, narrow=True),
-    "gelu backward": Way("tile", second=True, sums=True),
-    "bias and gelu_exact": Way("bias", second=True, narrow=True),
-    "gelu_exact backward": Way("tile", second=True, sums=True),
-    "bias and relu2": Way("bias", second=True, narrow=True),
-    "relu2 backward": Way("tile", second=True, sums=True),
-    "residual": Way("tile", sums=True),
-    "swiglu": Way(second=True),
-    "swiglu backward": Way("tiles", second=True, pingpong=True),
-    "rope 64": Way(turn=64),
-    "rope 128": Way(turn=128),
-}
 
 
 def verify(form: "Form") -> None:

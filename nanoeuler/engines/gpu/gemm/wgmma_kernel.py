@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import cache
 
 from nanoeuler.engines.gpu.gemm import wgmma_form as forms
+from nanoeuler.engines.gpu.gemm.column_sums import HEADER
 from nanoeuler.engines.gpu.gemm.wgmma_epilogue import (
     Arguments,
     Consumer,
@@ -328,7 +329,7 @@ def make_together(form: forms.Form) -> Callable:
             barrier(3, 256)
             if me.c == 0 and me.t == 0:
                 step = int32(arrival(cuda.blockIdx.x, cuda.gridDim.x))
-                grid_barrier(of.space - forms.HEADER, step)
+                grid_barrier(of.space - HEADER, step)
             barrier(3, 256)
             sums(of, int32(cuda.gridDim.x // cluster + cuda.blockIdx.x * 2 + me.c), me)
 
@@ -375,7 +376,7 @@ def gemm_kernel(form: forms.Form) -> Kernel:
     readers = cluster if form.pingpong else 2 * cluster  # warpgroups that give a stage back
 
     def gemm_wgmma(maps: Maps, aux, work, space, n, by: Turning):
-        of = Arguments(maps.a, maps.b, maps.c, maps.second, aux, work, space + forms.HEADER, n, by)
+        of = Arguments(maps.a, maps.b, maps.c, maps.second, aux, work, space + HEADER, n, by)
         shared = cuda.shared.array(0, int8)
         base = ring.aligned(shared_address(shared))
         bars = int32(base + forms.RING + forms.SLOTS * forms.BOX)
@@ -407,7 +408,7 @@ def sum_kernel(form: forms.Form) -> Kernel:
         shared = cuda.shared.array(0, int8)
         base = ring.aligned(shared_address(shared))
         t, c = int32(cuda.threadIdx.x & 127), int32(cuda.threadIdx.x >> 7)
-        of = Arguments(0, 0, map_c, 0, 0, work, space + forms.HEADER, 0, Turning(0, 0, 0, 0))
+        of = Arguments(0, 0, map_c, 0, 0, work, space + HEADER, 0, Turning(0, 0, 0, 0))
         if t == 0:
             hopper.map_acquire(map_c)
         me = Consumer(base, base, int32(base + c * 2 * forms.BOX), c, t)

@@ -18,8 +18,9 @@ import numpy as np
 
 from nanoeuler.engines.gpu.gemm import wgmma_form as forms
 from nanoeuler.engines.gpu.gemm import wgmma_schedule as schedule
+from nanoeuler.engines.gpu.gemm.column_sums import HEADER, WIDE, columns_kernel
+from nanoeuler.engines.gpu.gemm.epilogue import EPILOGUES
 from nanoeuler.engines.gpu.gemm.mma_form import extents, require, require_space
-from nanoeuler.engines.gpu.gemm.wgmma_column_sums import WIDE, columns_kernel
 from nanoeuler.engines.gpu.gemm.wgmma_kernel import gemm_kernel, sum_kernel
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
 from nanoeuler.engines.gpu.lang.kernel import Launch, Map, cover
@@ -105,11 +106,11 @@ def space_bytes(
     """Bytes of workspace that a product wants, for pieces or for sums of columns; 0: none."""
     if form.sums != "no":
         return (
-            forms.HEADER
+            HEADER
             + cover(m, forms.TILE_M * form.cluster) * form.cluster * forms.LINES * n * 4
         )
     if form.pieces != "no":
-        return forms.HEADER + plan(form, m, n, k, blocks, cut).slots * form.cluster * forms.PIECE
+        return HEADER + plan(form, m, n, k, blocks, cut).slots * form.cluster * forms.PIECE
     return 0
 
 
@@ -261,7 +262,7 @@ def choose(
     second: bool = False, sums: str = "no",
 ) -> forms.Form:  # fmt: skip
     """The form that was fastest for a product like this one of m, n, k, or one by these sizes."""
-    way = forms.EPILOGUES[epilogue]
+    way = EPILOGUES[epilogue]
     name = "store" if epilogue == "add" else epilogue.replace("_exact", "")
     plain = out == "bf16" and not way.aux.startswith("tile") and way.pingpong is None
     found = like((layout, name, out, second), sizes)

@@ -22,8 +22,8 @@ import numpy as np
 
 from nanoeuler.engines.gpu.attention import choice, float32_launch, layout, mma_launch
 from nanoeuler.engines.gpu.attention.documents import Documents
+from nanoeuler.engines.gpu.gemm.epilogue import EPILOGUES
 from nanoeuler.engines.gpu.gemm.float32 import eights
-from nanoeuler.engines.gpu.gemm.wgmma_form import EPILOGUES
 from nanoeuler.engines.gpu.lang.card import L2
 from nanoeuler.engines.gpu.lang.vectors import kind_of, piece
 from nanoeuler.engines.gpu.rows import activations, column_sums, residual_norm

@@ -23,7 +23,7 @@ SPACE = "space"  # the memory in which pieces of products wait; zero before the 
 
 
 class Epilogue(NamedTuple):
-    """What a product ends in, a name of `wgmma_form.EPILOGUES`, and what that needs.
+    """What a product ends in, a name of `epilogue.EPILOGUES`, and what that needs.
 
     aux: an array that it reads, second: one that it writes beside C, sums: where column sums are
     added, rope: its tables, of the epilogue that ends in RoPE.

@@ -22,7 +22,7 @@ MEASURED_DIM = 128  # the width of the small preset, on which LEARNING_RATE was 
 WEIGHT_DECAY = 0.3  # measured: the same section
 WARMUP_STEPS = 50  # measured: the same section; as far back as the second moment remembers
 CLIP_NORM = 1.0  # Brown et al. 2020 (GPT-3), appendix B
-PARTS = 16  # partial sums of the gradient's norm: up to 16 processes get the bits that one gets
+PARTS = 16  # partial sums of the gradient's norm: the same bits for up to 16 processes
 
 
 @njit(nogil=True, cache=True, error_model="numpy")  # a test for x / 0 would prevent SIMD
@@ -103,7 +103,7 @@ class AdamW:
 
 
 # %% sec-train-schedule
-@njit(nogil=True, cache=True, fastmath={"reassoc"})  # may reorder the sum for SIMD, and nothing else
+@njit(nogil=True, cache=True, fastmath={"reassoc"})  # may reorder the sum for SIMD, no more
 def _sum_of_squares(flat):
     total = 0.0
     for i in range(flat.size):

@@ -20,9 +20,9 @@ EPS = 1e-8  # Kingma and Ba 2015, section 2: for parameters that have had no gra
 LEARNING_RATE = 4e-3  # measured: the section on settings, appendix E
 MEASURED_DIM = 128  # the width of the small preset, on which LEARNING_RATE was measured
 WEIGHT_DECAY = 0.3  # measured: the same section
-WARMUP_STEPS = 50  # measured: the same section; one memory of the second moment
+WARMUP_STEPS = 50  # measured: the same section; as far back as the second moment remembers
 CLIP_NORM = 1.0  # Brown et al. 2020 (GPT-3), appendix B
-PARTS = 16  # partial sums of the gradient's norm: up to 16 processes add them with equal bits
+PARTS = 16  # partial sums of the gradient's norm: the same bits for up to 16 processes
 
 
 @njit(nogil=True, cache=True, error_model="numpy")  # a test for x / 0 would prevent SIMD
@@ -42,7 +42,7 @@ class AdamW:
     """
 
     peak = LEARNING_RATE  # the default of a run, for a model MEASURED_DIM wide
-    threads, gather = 1, None  # AdamW uses neither; Muon, which needs whole matrices, does
+    threads, gather = 1, None  # for Muon, which needs whole matrices; AdamW uses neither
 
     def __init__(
         self, weights: Weights, beta1: float = BETA1, beta2: float = BETA2, eps: float = EPS,
@@ -79,8 +79,8 @@ class AdamW:
     def clip(self, gradients: Weights) -> float:
         """Scale `gradients` in place so that their norm is at most `clip_norm`. Eq. eq-train-clip.
 
-        Returns the norm before, which is finite if and only if every gradient is: a sum in float64
-        of squares of float32 cannot overflow.
+        Returns the norm before the scaling. It is finite exactly when all gradients are, because a
+        float64 sum of squared float32 numbers cannot overflow.
         """
         return self.limit(gradients.flat, self.squares(gradients.flat, PARTS))
 
@@ -103,7 +103,7 @@ class AdamW:
 
 
 # %% sec-train-schedule
-@njit(nogil=True, cache=True, fastmath={"reassoc"})  # may add in vector lanes, and nothing else
+@njit(nogil=True, cache=True, fastmath={"reassoc"})  # may reorder the sum for SIMD, no more
 def _sum_of_squares(flat):
     total = 0.0
     for i in range(flat.size):
@@ -124,8 +124,8 @@ def learning_rate(number: int, steps: int, peak: float, warmup: int = WARMUP_STE
 
 
 def rate_for(dim: int, peak: float = LEARNING_RATE) -> float:
-    """The highest learning rate of a model `dim` wide, where `peak` is right for MEASURED_DIM.
+    """The schedule's peak for a model `dim` wide, if `peak` is right for one MEASURED_DIM wide.
 
-    Inversely as the width: eq-train-width. Narrower models have no higher one.
+    Twice the width, half the rate: eq-train-width. A narrower model gets `peak` itself.
     """
     return peak * min(1.0, MEASURED_DIM / dim)

@@ -6,8 +6,8 @@
 integrators), and transformer, which joins them. depth gives a trained model finer or coarser steps,
 or another integrator.
 
-Everything here is NumPy and mathematics. The engines decide how fast a step is, and on which
-device: the model calls the operations of `engines.interface` and knows nothing else of engines.
+Everything here is NumPy and mathematics. The engines decide how fast these operations run, and on
+which device: the model calls them by `engines.interface` and knows nothing else of engines.
 
 May import: errors, engines.interface.
 """

@@ -25,7 +25,7 @@ def integrate(step: Step, f: Velocity, x0: State, t0: float, t1: float, n: int) 
     h = (t1 - t0) / n
     states = [x0]
     for i in range(n):
-        x = step(f, states[-1], t0 + i * h, h)  # t from i, not summed up: n roundings would add up
+        x = step(f, states[-1], t0 + i * h, h)  # t0 + h + h + ... would round each time
         assert np.shape(x) == np.shape(x0), f"f turned shape {np.shape(x0)} into {np.shape(x)}"
         states.append(x)
     return states
@@ -33,7 +33,7 @@ def integrate(step: Step, f: Velocity, x0: State, t0: float, t1: float, n: int) 
 
 # %% sec-euler-table
 class Tableau(NamedTuple):
-    """An explicit Runge-Kutta method: for stage i the weights a[i][j < i], for the step b[i]."""
+    """An explicit Runge-Kutta method: a[i] weighs the velocities before stage i, b all of them."""
 
     a: tuple[tuple[float, ...], ...]
     b: tuple[float, ...]
@@ -64,7 +64,7 @@ INTEGRATORS = {
 
 # %% sec-euler-stream
 def relative_step(x: np.ndarray, fx: np.ndarray, h: float = 1.0) -> np.ndarray:
-    """How far a step moves the stream against its length: h |f(x)| / |x|. Equation eq-euler-rho.
+    """By what fraction of its length a step moves the stream, h |f(x)| / |x|: eq-euler-rho.
 
     x, fx (..., C): the stream and what a layer adds to it. Returns (...), one number per vector.
     """

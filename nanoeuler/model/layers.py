@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-RMSNORM_EPS = 1e-5  # Llama 2's value; a fresh embedding, of mean square 4e-4, gets 1 % shorter
+RMSNORM_EPS = 1e-5  # Llama 2's value; makes a fresh embedding (mean square 4e-4) 1 % shorter
 ROPE_BASE = 10000.0  # Vaswani and others, 2017, section 3.5; kept by RoPE (Su and others, 2021)
 
 
@@ -130,13 +130,13 @@ def rope(heads: np.ndarray, n: int, cos: np.ndarray, sin: np.ndarray) -> np.ndar
     """Turn the pairs (i, i + D/2) of the first `n` heads by each position's angles.
 
     heads (B, T, N, D); cos, sin (T, D/2) from `rope_tables`, the rows of the T positions. Returns
-    an array like `heads`. An engine may reuse its memory: do not use `heads` afterwards.
+    an array like `heads`. An engine may overwrite `heads` with it, so don't use them afterwards.
     Equation eq-layers-rope.
     """
     B, T, N, D = heads.shape
     assert cos.shape == sin.shape == (T, D // 2), f"tables {cos.shape} for heads {heads.shape}"
     assert 0 <= n <= N, f"cannot turn {n} of {N} heads"
-    # One angle for all heads of a position; the tables take the precision of what they turn.
+    # All heads of a position turn by its angles. The tables are cast to the heads' real type.
     cos, sin = (table[:, None, :].astype(heads.real.dtype) for table in (cos, sin))
     a, b = heads[:, :, :n, : D // 2], heads[:, :, :n, D // 2 :]
     turned = heads.copy()

@@ -45,8 +45,8 @@ def newest_attention(
     """Causal grouped-query attention of the newest n of t positions over all of them.
 
     queries (n, H, D); keys, values (G, t, D). Query head h reads key/value head h // (H/G). first
-    (n,) int, if given: the first key that each query sees. Returns (n, H*D). They
-    equal the last n rows of `attention.attention`; equation eq-attention.
+    (n,) int, if given: the first key that each query sees. Returns outputs (n, H*D),
+    equal to the last n rows of `attention.attention`; equation eq-attention.
     """
     (n, H, D), (G, t, _) = queries.shape, keys.shape
     assert keys.shape == values.shape == (G, t, D) and n <= t and H % G == 0
@@ -67,11 +67,11 @@ class KeyValues:
     def __init__(self, config: ModelConfig, dtype: np.typing.DTypeLike):
         shape = config.n_kv_heads, config.context, config.head_dim
         self.keys, self.values = np.zeros(shape, dtype), np.zeros(shape, dtype)
-        begins = np.zeros(config.context, np.int32)  # of every position: its text begins at 0
-        self.first = first_keys(config, config.context, begins)
+        begins = np.zeros(config.context, np.int32)  # one text, which begins at 0
+        self.first = first_keys(config, config.context, begins)  # that each position sees
 
     def attention(self, heads: np.ndarray, n_kv: int, start: int) -> np.ndarray:
-        """Keep keys and values of heads (1, n, H + 2G, D); the n queries' outputs (1, n, H*D).
+        """Store the keys and values of heads (1, n, H + 2G, D); return outputs (1, n, H*D).
 
         G = n_kv. Positions begin at `start`, and start + n is at most the context. Each query sees
         what is held up to its own position, within the window.
@@ -141,7 +141,7 @@ class EngineReader:
             if len(ids):
                 tokens = np.array([ids])
                 self.engine.begin()
-                n, _ = stream(
+                n, _ = stream(  # n (1, T, C): the residual stream after its last norm
                     self.engine, self.config, self.weights, tokens, start, self.caches[i]
                 )
                 logits[i] = linear(n[0, -rows:], output).reshape(rows, heads, V)
@@ -182,15 +182,15 @@ class Decoder:
     def read(self, tokens: Sequence[int]) -> np.ndarray:
         """Read token ids (a sequence of at least one); return the logits (V,) after the last.
 
-        What does not fit, and UserError: as `fitted`.
+        `fitted` says what happens if they do not fit, and which errors come.
         """
         return self.look(tokens)[0, 0]
 
     def look(self, tokens: Sequence[int], rows: int = 1, heads: int = 1) -> np.ndarray:
         """Read token ids; return logits (rows, heads, V).
 
-        Those of `heads` predictions after each of the last `rows` tokens. What does not fit, and
-        UserError: as `fitted`.
+        Those of `heads` predictions after each of the last `rows` tokens. `fitted` says what
+        happens if the tokens do not fit, and which errors come.
         """
         new, start = fitted(self.config, self.tokens, tokens)
         logits = self.reader.read([new], [start], rows, heads)[0]
@@ -204,7 +204,7 @@ class Decoder:
 
 # %% sec-generation-generate
 class Drawn(NamedTuple):
-    """A token that was drawn, and the logits (V,), which are good until the next is asked for."""
+    """A token that was drawn, and the logits (V,), valid until you ask for the next token."""
 
     token: int
     logits: np.ndarray
@@ -278,7 +278,7 @@ class StopString:
 
     def __init__(self, text: str):
         self.text, self.matched = text, 0
-        # shorter[n]: if n characters match, the length of the next shorter prefix that matches, too
+        # shorter[n]: length below n of the longest prefix that the first n characters end in, too
         self.shorter = [0, 0]
         for character in text[1:]:
             self.feed(character)
@@ -306,7 +306,7 @@ def text_pieces(
             held += character
             complete = [string.matched for string in strings if string.feed(character)]
             if complete:
-                yield held[: len(held) - max(complete)]
+                yield held[: len(held) - max(complete)]  # the longest began first
                 return
         sure = len(held) - max((string.matched for string in strings), default=0)
         yield held[:sure]
@@ -341,13 +341,14 @@ def generate_together(
     samplers = [Sampler(**sampling, seed=(*seeds, i)) for i in range(len(prompts))]
     for prompt in prompts:
         check_length(n, prompt)
+    # texts: all ids; held: those in the reader's caches; new: those still to be read
     texts, held, new = [list(p) for p in prompts], [[] for _ in prompts], [list(p) for p in prompts]
     for _ in range(n):
         if not any(new):
             break
         pairs = zip(held, new, strict=True)
         asked = [fitted(reader.config, *each) if each[1] else ([], 0) for each in pairs]
-        logits = reader.read(*map(list, zip(*asked, strict=True)))[:, 0, 0]
+        logits = reader.read(*map(list, zip(*asked, strict=True)))[:, 0, 0]  # pieces, starts
         for i, (piece, start) in enumerate(asked):
             if piece:
                 held[i] = held[i][:start] + piece

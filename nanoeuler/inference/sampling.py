@@ -18,22 +18,22 @@ import numpy as np
 from nanoeuler.errors import UserError
 
 HOTTEST = 1e30  # a temperature so high that all tokens of a usual model are equally likely
-LEAST = 1e-30  # a penalty: the largest float32 logit, 3e38, divided by it still fits a float64
+LEAST = 1e-30  # the least penalty: float32 logits are at most 3e38, and 3e68 fits a float64
 
 
 class SamplingOptions(TypedDict, total=False):
     """How the next token is drawn; an option that is left out has the default of `Sampler`."""
 
     temperature: float  # 0: always the most probable token
-    top_k: int          # from so many of the most probable tokens; 0: from all
-    top_p: float        # from the most probable, which together have this share; 1: from all
-    min_p: float        # from those with this share of the most probable one's; 0: from all
+    top_k: int          # only so many of the most probable tokens stay; 0: all
+    top_p: float        # only the most probable stay, which together reach this; 1: all
+    min_p: float        # only those stay that have this share of the largest; 0: all
     repetition_penalty: float  # above 1: a token of the text becomes less probable; 1: it does not
     seed: int           # the same seed, the same text
 
 
 def _is(value, kind, good):
-    """Whether a value is a number of this kind for which `good` holds; NaN is good for nothing."""
+    """Whether a value is a number of this kind for which `good` holds; false for NaN."""
     return isinstance(value, kind) and not isinstance(value, bool) and good(value)
 
 
@@ -41,9 +41,9 @@ def check(
     temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0,
     repetition_penalty: float = 1.0, seed: int | Sequence[int] = 0,
 ) -> None:  # fmt: skip
-    """UserError, of one line, about the first option whose value allows no drawing.
+    """UserError, in one line, for the first option with a value that nothing can be drawn with.
 
-    NumPy's numbers are as good as Python's; a seed may be several whole numbers.
+    NumPy's numbers are allowed, too; a seed may be a list or tuple of whole numbers.
     """
     seeds = seed if isinstance(seed, list | tuple) else [seed]
     for name, value, good, wanted in (
@@ -71,8 +71,8 @@ def distribution(
 ) -> np.ndarray:  # fmt: skip
     """The probabilities (V,) float64 to draw a token from, given its logits (V,).
 
-    temperature 0 leaves the most probable token alone; top_k 0, top_p 1 and min_p 0 leave out
-    nothing. They cut in this order, each what the one before has left. Equation
+    temperature 0 keeps only the most probable token; top_k 0, top_p 1 and min_p 0 leave out
+    nothing. They cut in this order, each from what the one before has left. Equation
     eq-generation-temperature. UserError as from `check`.
     """
     check(temperature, top_k, top_p, min_p)
@@ -85,12 +85,12 @@ def distribution(
         best = np.sort(p)[::-1][: top_k or None]
         if top_p < 1:
             before = np.cumsum(best) - best  # the probability of all that are more probable
-            best = best[~(before >= top_p * best.sum())]  # not `<`: with NaN all are kept
+            best = best[~(before >= top_p * best.sum())]  # `<` would keep none of NaNs
         p[p < best[-1]] = 0
-        equal = np.flatnonzero(p == best[-1])  # as many as in `best` stay, the smaller ids
+        equal = np.flatnonzero(p == best[-1])  # as many stay as are in `best`, smaller ids first
         p[equal[np.count_nonzero(best == best[-1]) :]] = 0
     if min_p:
-        p[p < min_p] = 0  # the most probable has e^0 = 1 here
+        p[p < min_p] = 0  # p isn't scaled yet: the largest is e^0 = 1
     return p / p.sum()
 
 
@@ -133,5 +133,5 @@ class Sampler:
         return distribution(penalised(logits, text, self.penalty), *self.cut)
 
     def draw(self, probabilities: np.ndarray) -> int:
-        """A token from probabilities (V,): one random number, whatever they are."""
+        """A token drawn with probabilities (V,); always uses up exactly one random number."""
         return draw(probabilities, self.rng.random())

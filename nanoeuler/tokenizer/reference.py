@@ -4,8 +4,8 @@
 # %% sec-tokenizer-hand
 """Byte-pair encoding as one would write it first, in plain Python.
 
-It is slow and has no special tokens and no files: tokenizer.py has them, and is
-compared with it. Ids below 256 are the bytes; 256 + m is the id that merge m makes.
+It is slow, and has neither special tokens nor files. The fast tokenizer.py has both,
+and is compared with this module. Ids below 256 are the bytes; 256 + m is the id that merge m makes.
 """
 
 import heapq
@@ -31,9 +31,9 @@ def merged(ids: list[int], pair: tuple[int, int], new: int) -> list[int]:
 # GPT-2's pattern (Radford and others 2019), as near as Python's `re` comes to it.
 WORD = re.compile(
     r"'(?:[sdmt]|ll|ve|re)"  # the end of an English contraction
-    r"| ?[^\W\d_]+"  # letters
+    r"| ?[^\W\d_]+"  # letters: \w without the digits and the underscore
     r"| ?\d+"  # digits
-    r"| ?(?:[^\s\w]|_)+"  # signs
+    r"| ?(?:[^\s\w]|_)+"  # signs: neither white space nor \w, or the underscore
     r"|\s+(?!\S)|\s+"  # white space, without its last character if a word follows
 )
 
@@ -45,7 +45,7 @@ def split_words(text: str) -> list[bytes]:
 
 # %% sec-tokenizer-incremental
 def train_incremental(words: dict[bytes, int], wanted: int) -> list[tuple[int, int]]:
-    """The first `wanted` merges of `words` (bytes or tuples of ids: times).
+    """The first `wanted` merges of `words`: from a word (bytes or a tuple of ids) to its count.
 
     Fewer if no pair is left. Equation eq-tokenizer-update.
     """
@@ -76,7 +76,7 @@ def train_incremental(words: dict[bytes, int], wanted: int) -> list[tuple[int, i
                 if new in pair:
                     places[pair].add(w)
                     born.add(pair)
-        for pair in born:
+        for pair in born:  # no other pair has gained, so its entry is still large enough
             heapq.heappush(heap, (-counts[pair], pair))
     return merges
 
@@ -85,11 +85,11 @@ def train_incremental(words: dict[bytes, int], wanted: int) -> list[tuple[int, i
 def encode_word(
     word: bytes | list[int], number: dict[tuple[int, int], int]
 ) -> list[int]:
-    """The ids of one word (bytes, or their ids); number: from a pair to its m."""
+    """The ids of one word (its bytes, or their ids); `number` has each known pair's merge m."""
     ids = list(word)
     while len(ids) > 1:
         best = min(pairwise(ids), key=lambda pair: number.get(pair, len(number)))
-        if best not in number:
+        if best not in number:  # an unknown pair counts as the last, so all are unknown
             break
         ids = merged(ids, best, 256 + number[best])
     return ids

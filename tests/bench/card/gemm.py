@@ -30,6 +30,7 @@ from nanoeuler.engines.gpu.rows.column_sums import SUMMING, Walk
 from nanoeuler.model.config import PRESETS, parameter_shapes
 
 WORST = {"bf16": 4e-3, "float32": 4e-5}  # relative errors; rounding alone gives less than half
+WORST_SQUARE = 6e-3  # of a rounded u's square: twice its rounding and its own, 3 * 2^-9 at most
 RAGGED = [(1000, 1000, 200), (136, 264, 72), (520, 1032, 4104), (8, 8, 8)]  # 8: less than any box
 LEAST = {"bf16": 2.0**-9, "float32": 2.0**-24}  # what rounding a result alone may cost
 REPEATS = 8  # of each product, for equal bits
@@ -419,7 +420,8 @@ def check(bench, form, shape, ours=ours):
     for name, x in got.items():
         kind = "float32" if x.dtype == torch.float32 else "bf16"
         error = bench.error(x, want[name])
-        if not error < WORST[kind]:
+        squared = kind == "bf16" and name == "c" and "relu2" in form.epilogue
+        if not error < (WORST_SQUARE if squared else WORST[kind]):
             raise ValueError(f"{shape}: relative error of {name} {error:.2e}")
         seen[name] = {"error": error, "peer": peers[name], "least": LEAST[kind]}
     return seen["c"] if len(seen) == 1 else seen

@@ -277,7 +277,8 @@ def head_norm(bench: Bench, rows: int, width: int, back: bool) -> Work:
     blocks = rope_module.head_norm_blocks(rows)
     partials = bench.output(blocks, 2 * D, dtype=torch.float32)
     sums = [bench.output(D, dtype=torch.float32) for _ in range(2)]
-    raw = first[:, : 2 * width].contiguous()
+    raw = bench.output(rows, 2 * width)
+    raw.copy_(first[:, : 2 * width])  # a copy has its own strides, also where there is one row
     launches = [
         rope_module.head_norm_backward_launch(view(d), view(raw), norm, view(partials), T),
         column_sums_module.sum_launch(view(partials), tuple(map(view, sums)), add=False),

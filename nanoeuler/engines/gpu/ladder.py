@@ -395,7 +395,9 @@ def sums(x: Any, parts: Any, total: Any, wide: bool = True) -> tuple[Launch, Lau
 
 
 def parts_size(n: int) -> int:
-    """Numbers in the work space of `sums`."""
+    """Numbers in the work space of `sums`, one for each block: enough blocks that a thread has one
+    load of 16 bytes, rounded up to a multiple of 4; PARTS at most, and then it has more loads.
+    """
     return min(PARTS, 4 * blocks(n, 16 * THREADS))
 
 
@@ -525,7 +527,7 @@ def softmax(x: Any, y: Any) -> Launch:
     | index            | is   | covers                                                |
     |------------------|------|-------------------------------------------------------|
     | blockIdx.x, warp | row  | x[row, :], y[row, :]                                  |
-    | lane, j          | at   | columns 4 lane + 128 j to + 3, kept in `held`         |
+    | lane, j          | at   | four columns from 4 lane + 128 j on, kept in `held`   |
 
     Numerics: -inf gives 0, a row of nothing but -inf gives zeros; the same in every run.
     """
@@ -790,7 +792,7 @@ def matmul_registers(a: Any, b: Any, c: Any) -> Launch:
     | index         | is            | covers                                                  |
     |---------------|---------------|---------------------------------------------------------|
     | blockIdx.y, x | row, column   | where the block's 128 x 128 of c begins, edges ragged   |
-    | thread        | down, along   | rows down to + 3 and down + 64 to + 67; columns alike   |
+    | thread        | down, along   | 4 rows from down on, 4 from down + 64; columns alike    |
     | thread        | a_row, a_k    | where the four numbers of a begin that it fetches       |
     | thread        | b_k, b_column | the same of b                                           |
     | loop          | start         | K in pieces of 8, the next one on its way               |

@@ -191,7 +191,8 @@ class Links(NamedTuple):
 
 
 class Link(NamedTuple):
-    """The n-th link: one or two tiles of a head's queries. The long one has `long` of its `steps`.
+    """The n-th link: one or two tiles of a head's queries. The long tile has `long` steps, and both
+    together have `steps`.
 
     head and kv count within the sequence `batch`, `number` through the whole batch.
     """

@@ -93,7 +93,8 @@ def driver() -> Any:
 def products() -> Any:
     """NVIDIA's matrix products, as Python calls them (nvmath.bindings.cublas).
 
-    nvmath's packages would load six of its libraries, of which we need one; they are passed over.
+    Importing the packages `nvmath` and `nvmath.bindings` would load six libraries, of which we need
+    one. So empty modules stand in for these two while the one is imported.
     """
     if importlib.util.find_spec("nvmath") is None:
         what = "pip install 'nvmath-python[cu13]' (the extra gpu-vendor)"

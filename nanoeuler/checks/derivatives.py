@@ -22,7 +22,7 @@ def complex_step(f: Callable, x: np.ndarray, h: float = COMPLEX_STEP) -> np.ndar
     """The gradient of `f` at `x`, each element exact to rounding. Equation eq-backprop-complex.
 
     `f` takes a complex128 array of the shape of x and returns a scalar. It must be analytic: no
-    `abs`, no `conj`, no comparison but of real parts. x float64; the gradient is float64.
+    `abs`, no `conj`, and only real parts compared. x float64; the gradient is float64.
     """
     z, gradient = x.astype(np.complex128), np.empty(x.shape)
     for at in np.ndindex(x.shape):

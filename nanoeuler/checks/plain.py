@@ -30,7 +30,7 @@ def gpt(
     config: ModelConfig, w: Weights, tokens: np.ndarray, targets: np.ndarray, scale: np.ndarray,
     dw: Weights,
 ) -> np.ndarray:  # fmt: skip
-    """Add the gradient of eq-backprop-loss to dw; return the sums (K,) of -log p in nats."""
+    """Add the gradient of eq-backprop-loss to dw; return its l_k (K,), in nats. scale: its c_k."""
     (B, T), H, G, D = tokens.shape, config.n_heads, config.n_kv_heads, config.head_dim
     cos, sin = rope_tables(T, D)
     x, saved = embed(tokens, w["embedding"]), []

@@ -204,7 +204,7 @@ def harvest(modules: dict[str, Path]) -> tuple[str, list[tuple[str, str]]]:
                 prose = [each for part in parts for each in paragraphs(part)]
                 text.append("\n".join(filter(is_new, prose)))
                 candidates = (question_and_answer(*item) for item in definitions(tree, name))
-                # "answer " tells an answer from a paragraph of the text with the same words
+                # the prefix keeps an answer whose words are a paragraph that we have seen
                 pairs += [pair for pair in candidates if pair and is_new("answer " + pair[1])]
     return "\n\n".join(filter(None, text)) + "\n", pairs
 

@@ -81,7 +81,7 @@ def rope_backward(dheads: np.ndarray, n: int, cos: np.ndarray, sin: np.ndarray) 
     """Gradient of `rope`: the first n heads turned by the opposite angle.
 
     dheads (B, T, N, D), cos and sin (T, D // 2). Returns (B, T, N, D). Equation eq-backprop-rope.
-    Like `rope`, an engine may reuse the memory of its argument.
+    As with `rope`, an engine's version may overwrite its argument.
     """
     return rope(dheads, n, cos, -sin)
 
@@ -134,9 +134,9 @@ def cross_entropy(
 
     Equations eq-backprop-loss and eq-backprop-cross-entropy.
 
-    logits (B, T, K, V); targets (B, T, K) int in 0..V-1, or IGNORE; scale (K,), the weight of one
-    counted target of each head. Returns sums (K,), of -log p over the counted targets (in nats,
-    unscaled, float64 for real logits), and dlogits (B, T, K, V) in the dtype of the logits.
+    logits (B, T, K, V); targets (B, T, K) int in 0..V-1, or IGNORE; scale (K,), the c_k.
+    Returns sums (K,), the l_k, in nats (float64 for real logits), and dlogits
+    (B, T, K, V), the gradient of the sum of c_k l_k, in the dtype of the logits.
     An engine may write dlogits over logits. With a cap above 0, the softmax is that of
     cap tanh(logits / cap), equation eq-modern-cap.
     """

@@ -112,8 +112,9 @@ def _aligned_zeros(size: int, dtype: np.typing.DTypeLike) -> np.ndarray:
 # %% sec-backprop-draws
 STRETCH = 1 << 18  # normals that a thread draws at a time, 2 MB
 AT_ONCE = 16  # threads; which cores they find changes no number
-# A reader that jumps in is out of step with a chance of 2 %, and after each number still with one
-# of 2 %: after 16, with 1e-28. By chance two normals are equal once in 2^52; four in a row are one.
+# A reader that jumps in is out of step with a chance of 2 %. Each normal that it draws leaves it so
+# with a chance of 2 % again: after SETTLED normals, 1e-28. Two normals are equal by chance once in
+# 2^52, so if SAME in a row are equal, they are from the same place of the stream.
 SETTLED, SAME = 16, 4
 
 
@@ -123,9 +124,10 @@ def _reader(seed, place):
 
 
 def _stretch(seed, i):
-    """The normals of the stream from joint i to joint i + 1.
+    """Part i of the normals of the stream; the parts join without a gap.
 
-    Joint 0 is its beginning. At joint i, a reader from raw number i STRETCH has drawn SETTLED.
+    Reader i starts at raw number i STRETCH. Part i begins after the first SETTLED of its normals
+    (part 0 with the first of all), and ends where part i + 1 begins.
     """
     values = _reader(seed, i * STRETCH).standard_normal(STRETCH)
     mark = _reader(seed, (i + 1) * STRETCH).standard_normal(SETTLED + SAME)[SETTLED:]
@@ -135,7 +137,7 @@ def _stretch(seed, i):
 
 
 def _place(matrices, starts, values, at):
-    """Write values of the stream, from number `at` on, to where they belong, if anywhere."""
+    """Write `values`, the normals from number `at` on, into the matrices; drop any left over."""
     while len(values) and at < starts[-1]:
         i = bisect_right(starts, at) - 1
         there = matrices[i][at - starts[i] :][: len(values)]
@@ -177,5 +179,5 @@ def initialise(config: ModelConfig, seed: int, dtype: np.typing.DTypeLike = np.f
 
 
 def output_matrix(config: ModelConfig, w: Weights) -> np.ndarray:
-    """The matrix (C, K V) from the residual stream to the logits, or its gradient, taken from w."""
+    """The matrix (C, K V) from the residual stream to the logits, or its gradient: a view of w."""
     return w["embedding"].T if config.tied else w["output"]

@@ -52,10 +52,10 @@ def spell(tokenizer: Tokenizer, talk: Pair | Conversation) -> Spelled:
 def pack(conversations: list[Spelled], context: int) -> tuple[list[list[Spelled]], list[int]]:
     """Put whole conversations into rows of at most `context` + 1 tokens: best fit decreasing.
 
-    Returns the rows, and the numbers (from 1) of those that are longer than the context.
+    Returns the rows, and which conversations (from 1) are left out, longer than the context.
     """
     left_out = [n for n, (ids, _) in enumerate(conversations, start=1) if len(ids) > context]
-    open_rows: list[list] = [[] for _ in range(context + 2)]  # those with room for 0, 1, 2, ...
+    open_rows: list[list] = [[] for _ in range(context + 2)]  # [r]: those with room for r
     rows = []
     for spelled in sorted(conversations, key=lambda spelled: -len(spelled[0])):
         size = len(spelled[0])
@@ -75,9 +75,10 @@ def pack(conversations: list[Spelled], context: int) -> tuple[list[list[Spelled]
 class Conversations:
     """Batches for `loop.fit`, of rows that each hold several whole conversations.
 
-    Three arrays (rows, T + K): `tokens` int32; `counted` bool, whether each is part of an answer;
-    `first` int32, where in the row its conversation begins. `left_out`: the numbers of the
-    conversations that are longer than the context. UserError if no conversation fits.
+    Three arrays (rows, T + K), since the last head at the last position looks K places ahead:
+    `tokens` int32; `counted` bool, whether each is part of an answer; `first` int32, where in the
+    row its conversation begins. `left_out`: the numbers of the conversations that are longer than
+    the context. UserError if no conversation fits.
     """
 
     def __init__(self, tokenizer: Tokenizer, talks: Iterable[Pair | Conversation], batch_size: int,

@@ -122,7 +122,8 @@ def kernels():
         own = form if form.sums == "no" else replace(form, sums="store")
         made[label(form)] = partial(mma_kernel, own)
     made |= {f"columns, {add=}": partial(columns_kernel, add) for add in (False, True)}
-    return made | {"sum, stored": partial(sum_kernel, False), "sum, added": partial(sum_kernel, True)}
+    sums = {"sum, stored": partial(sum_kernel, False), "sum, added": partial(sum_kernel, True)}
+    return made | sums
 
 
 def plans():

@@ -374,7 +374,7 @@ def test_a_gpu_judges_by_the_program_of_validation(monkeypatch, name, bound):
     tiny = ne.Model(config, ne.Tokenizer.train(b"", 260), initialise(config, seed=0))
     made = []
 
-    def on_paper(engine, weights, optimizer, pieces=1):
+    def on_paper(engine, weights, optimizer, pieces=1, recompute=False):
         device = emulator.Device(capability=(9, 0), multiprocessors=4)
         made.append(stepper.CudaStepper(weights, optimizer, device, precision=PRECISIONS[engine]))
         return made[-1]

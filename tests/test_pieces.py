@@ -184,7 +184,7 @@ def test_pairs_are_all_that_count_and_the_smallest_come_first(count):
 
 def small(layout, m, n, k, epilogue="store", out="bf16", capability=(8, 0)):
     """In place of `choose_mma`: a tile of one warp, which the paper plays sooner."""
-    return MmaForm(layout, epilogue, out, 64, 64)
+    return MmaForm(layout, epilogue, out, rows=64, columns=64)
 
 
 def hard(shape, seed=0):

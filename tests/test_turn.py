@@ -171,7 +171,7 @@ def test_angles_come_with_forms_that_turn_and_only_with_them():
         product(form(64), **of)
     with pytest.raises(UserError, match="heads of width 0 are turned by"):
         product(Form("NN"), **of, turn=by(64, 70, 2))
-    with pytest.raises(UserError, match="mma.sync stores C alone"):
+    with pytest.raises(UserError, match="by mma.sync doesn't end in RoPE"):
         product_on((8, 0), "NN", **of, epilogue="rope 64", turn=by(64, 70, 2))
 
 
@@ -280,9 +280,9 @@ def test_a_flaw_in_turning_back_is_found(flaw, monkeypatch):
 
 def test_attention_refuses_angles_that_are_not_its_own():
     a, turn = inputs(1, 4, 2, 8, 64), angles(4, 2, 8, 64)
-    with pytest.raises(UserError, match="all its 6 heads at 8 positions"):
+    with pytest.raises(UserError, match="in all 6 heads at 8 positions"):
         backward(a, turn=turn._replace(columns=256))
-    with pytest.raises(UserError, match="all its 6 heads at 8 positions"):
+    with pytest.raises(UserError, match="in all 6 heads at 8 positions"):
         backward(a, turn=turn._replace(T=4))
     with pytest.raises(UserError, match=r"cos is dense float32 \(positions, 32\)"):
         backward(a, turn=turn._replace(cos=turn.cos[:, :16]))

@@ -159,7 +159,7 @@ def chat(
         str | None, typer.Option(metavar="TEXT", help="system prompt, read before all questions")
     ] = None,
     tokens: Annotated[
-        int | None, typer.Option(parser=flags.whole_number(1), metavar="N",
+        int | None, typer.Option("--max-tokens", parser=flags.whole_number(1), metavar="N",
                                  help="the most tokens of an answer  [default: 1024]")
     ] = None,
 ) -> None:  # fmt: skip

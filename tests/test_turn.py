@@ -287,5 +287,5 @@ def test_attention_refuses_angles_that_are_not_its_own():
     with pytest.raises(UserError, match=r"cos is dense float32 \(positions, 32\)"):
         backward(a, turn=turn._replace(cos=turn.cos[:, :16]))
     names = "do", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv"
-    with pytest.raises(UserError, match="on Hopper alone, at widths of 64 and 128"):
+    with pytest.raises(UserError, match="on Hopper alone, at head widths 64 and 128"):
         choice.backward_launches(Backward(*(a[name] for name in names)), (8, 0), turn)

@@ -983,6 +983,8 @@ def exchanged(module):
             ways = {f"{name.split('_and_')[0]} backward": own[name] for name in kept}
             pairs = {way: epilogues.make_backward_pair(curve) for way, curve in ways.items()}
             stack.enter_context(mock.patch.dict(epilogues.PAIRS, pairs))
+        if "PAIRS" in vars(module):  # a table of the functions that have changed
+            stack.enter_context(mock.patch.dict(epilogues.PAIRS, module.PAIRS))
         for name in "gemm_kernel", "sum_kernel", "columns_kernel":  # not those that were kept
             bare = getattr(wgmma_launch, name).__wrapped__
             stack.enter_context(mock.patch.object(wgmma_launch, name, bare))

@@ -223,8 +223,6 @@ class _Fit:
                 more["bits_per_byte"] = held_out.bits_per_byte(stepper.sums)
         if self.samples(step, steps):
             stepper.pull()
-            if not checkpoints(self.out):  # a sample is another's code, which may fail
-                self.checkpoint()
             more["sample"] = self.sample()
         return more
 

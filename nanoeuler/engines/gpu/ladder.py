@@ -396,7 +396,7 @@ def sums(x: Any, parts: Any, total: Any, wide: bool = True) -> tuple[Launch, Lau
 
 def parts_size(n: int) -> int:
     """Numbers in the work space of `sums`, one for each block: enough blocks that a thread has one
-    load of 16 bytes, rounded up to a multiple of 4; PARTS at most, and then it has more loads.
+    load of 16 bytes, rounded up to a multiple of 4; PARTS at most, and then a thread has more.
     """
     return min(PARTS, 4 * blocks(n, 16 * THREADS))
 
@@ -684,7 +684,7 @@ def matmul_tiles_counts(M: int, N: int, K: int, tile: int = TILE) -> Counts:
 load_shared4 = ptx("ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];", "r", "f f f f")
 # address in shared memory, 4 float32
 store_shared4 = ptx("st.shared.v4.f32 [$0], {$1, $2, $3, $4};", "r f f f f")
-# p -> its offset in the block's shared memory
+# pointer of a shared array -> its offset in the block's shared memory
 shared_address = ptx(
     "{ .reg .u64 p; cvta.to.shared.u64 p, $1; cvt.u32.u64 $0, p; }", "p", "r", pure=True
 )
@@ -723,7 +723,7 @@ def _write(sums, c, row, column, M, N):
 
 
 def _put(held, a_tile, b_to, stage):
-    """Store what `_fetch` held into the tiles of a stage, that of a transposed."""
+    """Store a thread's numbers (of `_fetch`, below) into pair `stage` of tiles; a's transposed."""
     a_row, a_k = cuda.threadIdx.x // 2, cuda.threadIdx.x % 2 * 4
     for j in range(FETCH):
         for i in range(4):

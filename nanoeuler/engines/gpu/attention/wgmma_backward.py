@@ -240,8 +240,8 @@ class Numbers(NamedTuple):
     T: int
     heads: int
     sharing: int
-    scale: float
-    root: float
+    scale: float  # log2(e) / sqrt(D)
+    root: float   # 1 / sqrt(D)
 
 
 class Arguments(NamedTuple):

@@ -47,11 +47,11 @@ def weigh(s: Any, of: Span, rows: Rows, scale: float) -> None:
 
 
 class Output(NamedTuple):
-    """Where a head's results go: address of all heads' lse, the head's number; map of o; width."""
+    """Where a head's results go."""
 
-    lse: int
-    number: int
-    heads: wg.Heads
+    lse: int         # address, of all heads
+    number: int      # of the head, through the whole batch
+    heads: wg.Heads  # of o
     D: int
 
 
@@ -477,6 +477,7 @@ def earlier(
         scores(tile.s, wg.by_rows(own.tile), wg.by_rows(wg.tile_of(k, stand.stage)))
         refill(chain, stand)
         scores_done(tile.s)
+        # The tile's first key: limits.row, rounded down to the tile of queries, less i tiles.
         wg.forbid_others(tile.s, KEYS, int32((limits.row & -QUERIES) - i * KEYS), limits, chain.at)
         raise_lazily(tile.s, rows, scale)
         hopper.mbarrier_wait(wg.full_of(v, stand.stage), stand.phase)
@@ -506,7 +507,7 @@ def narrow(maps: Maps, lse: int, T: int, links: Links, scale: float) -> None:
             steps = link.long if part == 0 else int32(link.steps - link.long)
             row = int32((steps - 1) * QUERIES + at.group * 64)
             limits = limits_of_tile(link, part, links, at)
-            if links.limit.on:
+            if links.limit.on:  # then steps don't say where the diagonal is
                 row = limits.row
             own = wg.Own(at, query_tile(chain.shared, number, at), row, limits)
             start_rows(rows, 64)

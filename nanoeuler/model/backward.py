@@ -93,8 +93,8 @@ def attention_backward(
     """Gradient of causal grouped-query attention. Equation eq-backprop-attention.
 
     dy (B, T, H*D); heads (B, T, H+2G, D) as given to `attention`, n_kv = G; p (B, H, T, T) as saved
-    by it. first (B, T): where each text begins. Not read here, as p is 0 for keys of other texts; an
-    engine that saves no p needs it. Returns dheads (B, T, H+2G, D).
+    by it. first (B, T): where each text begins. Not read here, as p is 0 for keys of other texts.
+    Engines that save no p need it. Returns dheads (B, T, H+2G, D).
     """
     q, k, v = split_heads(heads, n_kv)
     B, G, R, T, D = q.shape

@@ -39,7 +39,7 @@ FUNCTION_WORDS = frozenset(
 FUNCTION_WORD_SHARE = 0.2  # running English has about 0.4, lists of names under 0.1
 LETTER_SHARE = 0.92  # of letters, spaces, commas, full stops: expressions are below
 MIN_WORDS = 5  # fewer is seldom a sentence
-MAX_ANSWER = 160  # bytes: question and answer then fit a context of 128 tokens
+MAX_ANSWER = 160  # bytes: with its question it then nearly always fits 128 tokens
 
 
 def is_prose(text: str) -> bool:
@@ -58,8 +58,9 @@ def is_prose(text: str) -> bool:
 _ITEM = re.compile(r"^ *([-*+]|\d+[.)]) +", re.MULTILINE)
 _MARKUP = (  # reStructuredText and NumPy inline markup -> its plain text
     (re.compile(r":[a-zA-Z:+.-]+:`[~!]?([^`<]*?)(?:\s*<[^>]*>)?`"), r"\1"),  # :func:`open`
-    (re.compile(r"``([^`]*)``"), r"\1"),
-    (re.compile(r"`[~.]?([^`]*)`_{0,2}"), r"\1"),
+    (re.compile(r"``([^`]*)``"), r"\1"),  # ``open``
+    (re.compile(r"`[~.]?([^`]*)`_{0,2}"), r"\1"),  # `open`, and the link `open`_
+    # The next leaves the stars of a*b*c.
     (re.compile(r"(?<!\w)(\*{1,2})(?=\S)([^*]+?)(?<=\S)\1(?!\w)"), r"\2"),  # *emphasis*, **strong**
     (re.compile(r"\s+"), " "),
 )
@@ -138,7 +139,8 @@ def question_and_answer(kind: str, name: str, docstring: str) -> tuple[str, str]
     return (QUESTIONS[kind].format(name), answer) if is_prose(answer) else None
 
 
-# Test suites hold code, not English. The last two hold packages that nanoeuler may not require.
+# Test suites hold code, not English. The last two hold packages, some of which nanoeuler
+# doesn't need.
 SKIPPED_FOLDERS = frozenset(("test", "tests", "idle_test", "site-packages", "dist-packages"))
 
 
@@ -204,7 +206,7 @@ def harvest(modules: dict[str, Path]) -> tuple[str, list[tuple[str, str]]]:
                 prose = [each for part in parts for each in paragraphs(part)]
                 text.append("\n".join(filter(is_new, prose)))
                 candidates = (question_and_answer(*item) for item in definitions(tree, name))
-                # the prefix keeps an answer whose words are a paragraph that we have seen
+                # answers are compared with answers only, hence the prefix
                 pairs += [pair for pair in candidates if pair and is_new("answer " + pair[1])]
     return "\n\n".join(filter(None, text)) + "\n", pairs
 

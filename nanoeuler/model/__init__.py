@@ -3,11 +3,11 @@
 
 # %% sec-euler-step
 """What the model is: config, sizes, weights, the operations (layers, attention, backward,
-integrators), and transformer, which joins them. depth gives a trained model finer or coarser steps,
-or another integrator.
+integrators), transformer, which joins them, and depth, which gives a trained model finer or coarser
+steps, or another integrator.
 
 Everything here is NumPy and mathematics. The engines decide how fast these operations run, and on
-which device: the model calls them by `engines.interface` and knows nothing else of engines.
+which device. The model knows no engine, only what all of them have in common, `engines.interface`.
 
 May import: errors, engines.interface.
 """

@@ -93,8 +93,8 @@ def attention_backward(
     """Gradient of causal grouped-query attention. Equation eq-backprop-attention.
 
     dy (B, T, H*D); heads (B, T, H+2G, D) as given to `attention`, n_kv = G; p (B, H, T, T) as saved
-    by it. `first` isn't read here, since p is 0 for each key that it hides; engines that save no p
-    need it. Returns dheads (B, T, H+2G, D).
+    by it. first (B, T): where each text begins. Not read here, as p is 0 for keys of other texts.
+    Engines that save no p need it. Returns dheads (B, T, H+2G, D).
     """
     q, k, v = split_heads(heads, n_kv)
     B, G, R, T, D = q.shape
@@ -152,7 +152,8 @@ def cross_entropy(
     sums = np.sum(losses * counted, axis=(0, 1), dtype=np.result_type(losses, np.float64))
 
     dlogits /= total                                                    # (1)
-    np.put_along_axis(dlogits, at, np.take_along_axis(dlogits, at, axis=-1) - 1, axis=-1)  # (2)
+    p_target = np.take_along_axis(dlogits, at, axis=-1)
+    np.put_along_axis(dlogits, at, p_target - 1, axis=-1)               # (2)
     dlogits *= (counted * scale)[..., None]                             # (3)
     if cap:
         dlogits *= 1 - (y / cap) ** 2                                   # eq-modern-cap

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-RMSNORM_EPS = 1e-5  # Llama 2's value; makes a fresh embedding (mean square 4e-4) 1 % shorter
+RMSNORM_EPS = 1e-5  # Llama 2's value
 ROPE_BASE = 10000.0  # Vaswani and others, 2017, section 3.5; kept by RoPE (Su and others, 2021)
 
 

@@ -111,7 +111,7 @@ def _aligned_zeros(size: int, dtype: np.typing.DTypeLike) -> np.ndarray:
 
 # %% sec-backprop-draws
 STRETCH = 1 << 18  # normals that a thread draws at a time, 2 MB
-AT_ONCE = 16  # threads; which cores they find changes no number
+AT_ONCE = 16  # threads; the values don't depend on how many run at once
 # A reader that jumps in is out of step with a chance of 2 %. Each normal that it draws leaves it so
 # with a chance of 2 % again: after SETTLED normals, 1e-28. Two normals are equal by chance once in
 # 2^52, so if SAME in a row are equal, they are from the same place of the stream.

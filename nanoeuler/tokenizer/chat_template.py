@@ -5,7 +5,7 @@
 """The chat template: the one place where a conversation becomes token ids.
 
 A conversation is questions with their answers, and a system message before them if there is one.
-Leaves out tools.
+Leaves out calls of tools, which are functions that a model may ask for, such as a search.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from nanoeuler.tokenizer.tokenizer import SPECIAL_TOKENS, Tokenizer
 # The marks of the template; the first special token, the end of a document, is not one of them.
 _, USER, ASSISTANT, END = SPECIAL_TOKENS
 
-template_of = lru_cache(maxsize=4)(ChatTemplate)  # compiled once for a tokenizer
+template_of = lru_cache(maxsize=4)(ChatTemplate)  # of a tokenizer from elsewhere, compiled once
 
 
 def prompt(tokenizer: Tokenizer, question: str, system: str | None = None) -> list[int]:

@@ -55,7 +55,7 @@ def pack(conversations: list[Spelled], context: int) -> tuple[list[list[Spelled]
     Returns the rows, and which conversations (from 1) are left out, longer than the context.
     """
     left_out = [n for n, (ids, _) in enumerate(conversations, start=1) if len(ids) > context]
-    open_rows: list[list] = [[] for _ in range(context + 2)]  # [r]: those with room for r
+    open_rows: list[list] = [[] for _ in range(context + 2)]  # [r]: rows with room for r tokens
     rows = []
     for spelled in sorted(conversations, key=lambda spelled: -len(spelled[0])):
         size = len(spelled[0])
@@ -116,6 +116,7 @@ class Conversations:
     def batch(self, step: int) -> tuple[np.ndarray, ...]:
         """The `rows` of step 1, 2, ...: each pass visits all of them in a new random order."""
         n, begin = self.windows, (step - 1) * self.batch_size
+        # A batch may begin in one pass over the rows and end in another.
         passes = range(begin // n, (begin + self.batch_size - 1) // n + 1)
         order = [np.random.default_rng((self.seed, p)).permutation(n) for p in passes]
         start = begin - n * passes[0]
@@ -158,8 +159,8 @@ def _begin(base, out, asked, resume):
         raise UserError(f"nothing was saved in {out}: name the model that it begins with")
     config, tokenizer, weights = load_model(base) if isinstance(base, Path | str) else base
     before = read_request(out) if resume else None
-    chosen = asked.settings or before and before.settings or FINETUNING
-    if (adapters := asked.lora or before and before.lora) is not None:
+    chosen = asked.settings or (before and before.settings) or FINETUNING
+    if (adapters := asked.lora or (before and before.lora)) is not None:
         room = import_module(ADAPTERS)
         chosen = chosen.with_rate(rate_for(config.dim, room.LORA_RATE))
         weights = room.adapt(base, weights, out, adapters, chosen.seed)

@@ -51,7 +51,7 @@ def train_incremental(words: dict[bytes, int], wanted: int) -> list[tuple[int, i
     """
     lines, times = [list(word) for word in words], list(words.values())
     counts: dict[tuple[int, int], int] = Counter()
-    places: dict[tuple[int, int], set[int]] = defaultdict(set)  # the words that have, or had, a pair
+    places: dict[tuple[int, int], set[int]] = defaultdict(set)  # the words that have or had a pair
     for w, ids in enumerate(lines):
         for pair in pairwise(ids):
             counts[pair] += times[w]

@@ -50,9 +50,10 @@ def newest_attention(
     """
     (n, H, D), (G, t, _) = queries.shape, keys.shape
     assert keys.shape == values.shape == (G, t, D) and n <= t and H % G == 0
-    grouped = queries.reshape(n, G, H // G, D).transpose(1, 2, 0, 3)
-    scores = grouped @ keys[:, None].swapaxes(2, 3) / np.sqrt(D).astype(queries.dtype)
-    scores = np.where(hidden_keys(n, t, first), -np.inf, scores)  # (G, H/G, n, t)
+    grouped = queries.reshape(n, G, H // G, D).transpose(1, 2, 0, 3)  # (G, H/G, n, D)
+    root = np.sqrt(D).astype(queries.dtype)  # float32 stays float32
+    scores = grouped @ keys[:, None].swapaxes(2, 3) / root  # (G, H/G, n, t)
+    scores = np.where(hidden_keys(n, t, first), -np.inf, scores)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     return (weights @ values[:, None]).transpose(2, 0, 1, 3).reshape(n, H * D)
@@ -67,8 +68,8 @@ class KeyValues:
     def __init__(self, config: ModelConfig, dtype: np.typing.DTypeLike):
         shape = config.n_kv_heads, config.context, config.head_dim
         self.keys, self.values = np.zeros(shape, dtype), np.zeros(shape, dtype)
-        begins = np.zeros(config.context, np.int32)  # one text, which begins at 0
-        self.first = first_keys(config, config.context, begins)  # that each position sees
+        begins = np.zeros(config.context, np.int32)  # one text: without a window all see key 0
+        self.first = first_keys(config, config.context, begins)  # the first key of each position
 
     def attention(self, heads: np.ndarray, n_kv: int, start: int) -> np.ndarray:
         """Store the keys and values of heads (1, n, H + 2G, D); return outputs (1, n, H*D).
@@ -234,7 +235,8 @@ def check_length(n: int, tokens: Sequence[int]) -> None:
     """UserError unless n is a whole number of at least 0 and the prompt has a token."""
     if not (isinstance(n, Integral) and n >= 0):
         raise UserError(
-            f"expected tokens to be a whole number of at least 0, got {n!r:.60}: choose another"
+            f"expected tokens to be a whole number of at least 0, got {n!r:.60}: "
+            "choose another number of new tokens"
         )
     if len(tokens) == 0:
         raise UserError("expected a prompt of at least one token, got an empty one")
@@ -304,6 +306,7 @@ def text_pieces(
     for piece in _characters(tokenizer, ids):
         for character in piece:
             held += character
+            # the condition comes first: each string reads the character, then `matched` counts
             complete = [string.matched for string in strings if string.feed(character)]
             if complete:
                 yield held[: len(held) - max(complete)]  # the longest began first
@@ -316,7 +319,7 @@ def text_pieces(
 
 def _characters(tokenizer, ids):
     """The text of ids, piece by piece, never half a character."""
-    stream = tokenizer.stream(begins=False)  # the ids continue a text
+    stream = tokenizer.stream(begins=False)  # they go on with a text, so a first space stays
     for token in ids:
         yield stream.feed(token)
     yield stream.flush()
@@ -347,8 +350,10 @@ def generate_together(
         if not any(new):
             break
         pairs = zip(held, new, strict=True)
+        # of a text that has ended nothing is read
         asked = [fitted(reader.config, *each) if each[1] else ([], 0) for each in pairs]
-        logits = reader.read(*map(list, zip(*asked, strict=True)))[:, 0, 0]  # pieces, starts
+        pieces, starts = map(list, zip(*asked, strict=True))
+        logits = reader.read(pieces, starts)[:, 0, 0]
         for i, (piece, start) in enumerate(asked):
             if piece:
                 held[i] = held[i][:start] + piece

@@ -46,11 +46,11 @@ def check(
     NumPy's numbers are allowed, too; a seed may be a list or tuple of whole numbers.
     """
     seeds = seed if isinstance(seed, list | tuple) else [seed]
-    for name, value, good, wanted in (
+    for name, value, allowed, wanted in (
         ("temperature", temperature, _is(temperature, Real, lambda x: 0 <= x <= HOTTEST),
          f"a number from 0 to {HOTTEST:g}"),
         ("top_k", top_k, _is(top_k, Integral, lambda x: x >= 0),
-         "a whole number of at least 0, which leaves out nothing"),
+         "a whole number from 0, which leaves out nothing, up"),
         ("top_p", top_p, _is(top_p, Real, lambda x: 0 < x <= 1),
          "a number above 0 and at most 1, which leaves out nothing"),
         ("min_p", min_p, _is(min_p, Real, lambda x: 0 <= x <= 1),
@@ -61,7 +61,7 @@ def check(
         ("seed", seed, all(_is(each, Integral, lambda x: x >= 0) for each in seeds),
          "a whole number of at least 0"),
     ):  # fmt: skip
-        if not good:
+        if not allowed:
             raise UserError(f"expected {name} to be {wanted}, got {value!r:.60}: choose another")
 
 
@@ -78,19 +78,19 @@ def distribution(
     check(temperature, top_k, top_p, min_p)
     z = np.asarray(logits, dtype=np.float64)
     if temperature == 0:
-        return np.eye(1, z.size, np.argmax(z))[0]
+        return np.eye(1, z.size, np.argmax(z))[0]  # 1 at the largest, 0 elsewhere
     with np.errstate(over="ignore"):  # to -inf, of which the exponential is 0
-        p = np.exp((z - z.max()) / temperature)
+        p = np.exp((z - z.max()) / temperature)  # not scaled yet: the largest is e^0 = 1
     if top_k or top_p < 1:
         best = np.sort(p)[::-1][: top_k or None]
         if top_p < 1:
             before = np.cumsum(best) - best  # the probability of all that are more probable
-            best = best[~(before >= top_p * best.sum())]  # `<` would keep none of NaNs
+            best = best[~(before >= top_p * best.sum())]  # with `<`, NaN logits would leave none
         p[p < best[-1]] = 0
         equal = np.flatnonzero(p == best[-1])  # as many stay as are in `best`, smaller ids first
         p[equal[np.count_nonzero(best == best[-1]) :]] = 0
     if min_p:
-        p[p < min_p] = 0  # p isn't scaled yet: the largest is e^0 = 1
+        p[p < min_p] = 0
     return p / p.sum()
 
 

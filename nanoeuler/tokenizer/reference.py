@@ -51,7 +51,7 @@ def train_incremental(words: dict[bytes, int], wanted: int) -> list[tuple[int, i
     """
     lines, times = [list(word) for word in words], list(words.values())
     counts: dict[tuple[int, int], int] = Counter()
-    places: dict[tuple[int, int], set[int]] = defaultdict(set)  # the words that have a pair
+    places: dict[tuple[int, int], set[int]] = defaultdict(set)  # the words that have or had a pair
     for w, ids in enumerate(lines):
         for pair in pairwise(ids):
             counts[pair] += times[w]
@@ -67,16 +67,16 @@ def train_incremental(words: dict[bytes, int], wanted: int) -> list[tuple[int, i
             continue
         new, born = 256 + len(merges), set()
         merges.append(best)
-        for w in places[best]:
+        for w in places[best]:  # a word that no longer has the pair comes out as it was
             for pair in pairwise(lines[w]):
                 counts[pair] -= times[w]
             lines[w] = merged(lines[w], best, new)
             for pair in pairwise(lines[w]):
                 counts[pair] += times[w]
-                if new in pair:
+                if new in pair:  # so it isn't `best`, through whose places we go
                     places[pair].add(w)
                     born.add(pair)
-        for pair in born:  # no other pair has gained, so its entry is still large enough
+        for pair in born:  # all others can only have lost: their entries are large enough
             heapq.heappush(heap, (-counts[pair], pair))
     return merges
 

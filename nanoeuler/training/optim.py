@@ -22,7 +22,7 @@ MEASURED_DIM = 128  # the width of the small preset, on which LEARNING_RATE was 
 WEIGHT_DECAY = 0.3  # measured: the same section
 WARMUP_STEPS = 50  # measured: the same section; as far back as the second moment remembers
 CLIP_NORM = 1.0  # Brown et al. 2020 (GPT-3), appendix B
-PARTS = 16  # partial sums of the gradient's norm: the same bits for up to 16 processes
+PARTS = 16  # the norm adds so many partial sums: the same bits with 1 process or up to 16
 
 
 @njit(nogil=True, cache=True, error_model="numpy")  # a test for x / 0 would prevent SIMD
@@ -42,7 +42,7 @@ class AdamW:
     """
 
     peak = LEARNING_RATE  # the default of a run, for a model MEASURED_DIM wide
-    threads, gather = 1, None  # for Muon, which needs whole matrices; AdamW uses neither
+    threads, gather = 1, None  # only for Muon (chapter 9b), which needs whole matrices
 
     def __init__(
         self, weights: Weights, beta1: float = BETA1, beta2: float = BETA2, eps: float = EPS,
@@ -57,6 +57,8 @@ class AdamW:
         part: slice = slice(None),
     ) -> None:  # fmt: skip
         """Take training step `number`, counted from 1: change `weights`, or only `flat[part]`.
+
+        Of several processes (chapter 14) each changes its own part.
 
         Matrices decay, the embedding and learned positions among them, as in nanoGPT; vectors (the
         gains and biases of norms, the biases of linear maps) do not. Loshchilov and Hutter 2019.
@@ -79,8 +81,8 @@ class AdamW:
     def clip(self, gradients: Weights) -> float:
         """Scale `gradients` in place so that their norm is at most `clip_norm`. Eq. eq-train-clip.
 
-        Returns the norm before the scaling. It is finite exactly when all gradients are, because a
-        float64 sum of squared float32 numbers cannot overflow.
+        Returns the norm before the scaling. It is finite exactly when all gradients are, if they
+        are float32: a sum of their squares in float64 cannot overflow.
         """
         return self.limit(gradients.flat, self.squares(gradients.flat, PARTS))
 

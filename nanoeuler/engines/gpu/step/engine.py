@@ -557,15 +557,15 @@ class CudaEngine(Engine):
         return moved, *self.norm(Norm(config.norm, config.norm_eps), x, gain, bias, add)
 
     def move_norm_backward(
-        self, config: ModelConfig, dn: Array, x: Array, gain: Array, stats: Array, dgain: Array,
-        dbias: Array | None, dx: Array | None = None,
+        self, config: ModelConfig, dn: Array, x: Array, gain: Array, stats: Array,
+        dnorm: tuple[Array, Array | None], dx: Array | None = None,
     ) -> Array:  # fmt: skip
         """dx (B, T, C), to which the norm's gradient is added where it is computed; None: it alone.
 
-        dn (B, T, C), x: the stream that was normed, stats: what the norm kept. Adds to dgain and
-        dbias, float32 (C,), at the end of the backward pass.
+        dn (B, T, C), x: the stream that was normed, stats: what the norm kept. Adds to dnorm, the
+        gradients of gain and bias, float32 (C,), at the end of the backward pass.
         """
-        return self.norm_backward(config.norm, (dn, x, stats, gain), dgain, dbias, dx)
+        return self.norm_backward(config.norm, (dn, x, stats, gain), *dnorm, dx)
 
     def saved_norm(self, config: ModelConfig, n: Array) -> Array | None:
         """n, where those of all sublayers may be kept (`wide`, `Precision.kept`); else None.

@@ -689,7 +689,7 @@ class CudaEngine(Engine):
 
     def mlp(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Any]:
         u, h = self.hidden(config, b, n)
-        h = h or self.activation(config, u)
+        h = self.activation(config, u) if h is None else h
         return self.linear(h, b.w_down, b.w_down_bias), (self.saved_norm(config, n), u)
 
     def mlp_again(self, config: ModelConfig, b: Block, n: Array) -> Any:

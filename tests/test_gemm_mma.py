@@ -338,15 +338,16 @@ FAULTS = {
         "make_multiply", "load(a0, b0, at, slot, 2)", "load(a0, b0, at, slot, 1)",
         "gemm.mma_kernel"),
     "no swizzle on the way in": (
-        "make_copies", "chunk_at(row, chunk, width)", "row * 2 * width + (chunk << 4)", TILE),
+        "make_copies", "((chunk ^ swizzle(row, dense)) << 4)", "(chunk << 4)", TILE),
     "another swizzle on the way out": (
         "make_load", "chunk_at(row, chunk, DEPTH)",
         "row * (DEPTH * 2) + ((chunk ^ (row & 6)) << 4)", TILE),
     "no edge along k": (
-        "make_copies", "int32(min(max(source.rest * 2, 0), 16))", "int32(16)", TILE),
+        "make_copies", "int32(min(max(source.rest * size, 0), 16))", "int32(16)", TILE),
     "an edge along k that is one late": (
-        "make_copies", "rest * 2, 0", "rest * 2 + 2, 0", TILE),
-    "no edge below": ("make_copies", "size if j * step < source.below else int32(0)", "size", TILE),
+        "make_copies", "rest * size, 0", "rest * size + 2, 0", TILE),
+    "no edge below": (
+        "make_copies", "count if j * step < source.below else int32(0)", "count", TILE),
 }  # fmt: skip
 
 
@@ -371,7 +372,7 @@ def test_an_unswizzled_ring_is_found_by_its_rounds():
     """Without the swizzle on either way all is right, and eight times as slow."""
     pair = {
         "make_copies": wrong(
-            "make_copies", "chunk_at(row, chunk, width)", "row * 2 * width + (chunk << 4)", TILE),
+            "make_copies", "((chunk ^ swizzle(row, dense)) << 4)", "(chunk << 4)", TILE),
         "make_load": wrong(
             "make_load", "chunk_at(row, chunk, DEPTH)", "row * (DEPTH * 2) + (chunk << 4)", TILE),
     }  # fmt: skip

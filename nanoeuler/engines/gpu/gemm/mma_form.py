@@ -13,17 +13,19 @@ C (m, n) = op(A) op(B), where the layout names how A and B are stored:
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+import numpy as np
 
 from nanoeuler.engines.gpu.gemm.epilogue import EPILOGUES as WAYS
 from nanoeuler.engines.gpu.gemm.epilogue import Way
 from nanoeuler.errors import UserError
 
-DEPTH = 64     # elements of k in a stage: 128 bytes of bf16, one row through all 32 banks
 SIDE = 64      # of a warp's tile, both ways
 SUMS = SIDE * SIDE // 32    # float32 sums in a lane's registers: 128
 FRAGMENTS = SIDE * 16 // 64  # registers of a lane for 64 x 16 of an operand: 16
-ALIGN = 128    # bytes: the period of the banks
+ALIGN = 128    # bytes: the period of the banks, and a row of a k-block
+DEPTH = ALIGN // 2  # bf16 of k in a stage
 BOX = 8192     # bytes: a warp's tile in bf16, on its way out
 PITCH = 16     # bytes: rows are a multiple of this apart, as 16-byte copies want it
 # A bias is added, then an activation function is taken.
@@ -38,6 +40,9 @@ EPILOGUES = ("store", "bias", *CURVED, "residual", *SLOPED, "add")
 @dataclass(frozen=True)
 class MmaForm:
     """Compile-time parameters of a kernel. Float32 can store or add; bf16 all except add."""
+
+    operands: ClassVar[str] = "uint16"  # the dtype of A and B
+    longest: ClassVar[int] = 0  # so many k-blocks at most are one sum's; 0: any number
 
     layout: str = "NT"  # NT, NN or TN
     epilogue: str = "store"  # one of EPILOGUES; gelu is the tanh form
@@ -70,19 +75,14 @@ class MmaForm:
             raise UserError(f"a ring has two stages or more, and a group a row of tiles: {self}")
 
     @property
-    def operands(self) -> str:
-        """The dtype of A and B."""
-        return "uint16"
+    def size(self) -> int:
+        """Bytes of an element of A and B."""
+        return np.dtype(self.operands).itemsize
 
     @property
     def depth(self) -> int:
         """Elements of k in a stage: 128 bytes of them."""
-        return DEPTH
-
-    @property
-    def longest(self) -> int:
-        """So many k-blocks at most are one sum's; 0: any number."""
-        return 0
+        return ALIGN // self.size
 
     @property
     def way(self) -> Way:
@@ -102,7 +102,7 @@ class MmaForm:
     @property
     def stage(self) -> int:
         """Bytes of a stage of the ring: a k-block of A and one of B."""
-        return (self.rows + self.columns) * DEPTH * 2
+        return (self.rows + self.columns) * ALIGN
 
     @property
     def shared(self) -> int:

@@ -44,18 +44,17 @@ def make_corner(form: MmaForm) -> Any:
     return corner
 
 
-def make_sources(form: MmaForm, copies: Any = None) -> tuple[Any, Any, Any]:
-    """begin, fetch, forward: what copies k-blocks of A and B into the ring, by `copies` of each,
-    `make_copies` if none is named.
+def make_sources(form: MmaForm, *how: Any) -> tuple[Any, Any, Any]:
+    """begin, fetch, forward: what copies k-blocks of A and B into the ring; how: the last arguments
+    of `make_copies`, if they are others than its own.
 
     begin(a, b, row, column, first, base, t) -> the sources of A and B, from k-block `first` on;
     fetch(part, ahead, sources): a part of the copies into the stage at byte `ahead`;
     forward(sources) -> the same for the next k-block.
     """
-    copies = copies or make_copies
     middle = form.rows * ALIGN  # a row of 128 bytes, or as many bytes in other rows
-    begin_a, fetch_a, forward_a = copies(form, form.layout[0] == "N", form.rows)
-    begin_b, fetch_b, forward_b = copies(form, form.layout[1] == "T", form.columns)
+    begin_a, fetch_a, forward_a = make_copies(form, form.layout[0] == "N", form.rows, *how)
+    begin_b, fetch_b, forward_b = make_copies(form, form.layout[1] == "T", form.columns, *how)
 
     def begin(a, b, row, column, first, base, t):
         return begin_a(a, row, first, base, t), begin_b(b, column, first, base + middle, t)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import numpy as np
-from bench.card import Contest, gemm, ghost
+from bench.card import Contest, Ghost, gemm, ghost
 from bench.card.gemm import L2, RAGGED, STEP, case
 
 from nanoeuler.engines.gpu.gemm.column_sums import columns_kernel
@@ -55,6 +55,8 @@ NT, NN, TN = MmaForm("NT"), MmaForm("NN"), MmaForm("TN", "store", "float32")
 CURVES = "gelu", "gelu_exact", "relu2"
 TWO = [MmaForm("NN", f"bias and {curve}", second=True) for curve in CURVES]
 BACK = [MmaForm("NT", f"{curve} backward", second=True, sums="add") for curve in CURVES]
+GATED = MmaForm("NN", "swiglu", second=True)
+UNGATED = MmaForm("NT", "swiglu backward", second=True)
 PRODUCTS = [
     Product((8192,) * 3, (NT, SMALL, *little(NT))),
     Product((STEPS, 2304, 768), (NT, SMALL, *little(NT))),
@@ -62,9 +64,10 @@ PRODUCTS = [
     Product((STEPS, 768, 3072), (NN, *little(NN))),
     Product((768, 768, STEPS), (TN, *little(TN))),
     *(Product((STEPS, 3072, 768), (form, little(form)[0])) for form in (TWO[0], BACK[0])),
+    *(Product((8192, 2048, 768), (form, little(form)[0])) for form in (GATED, UNGATED)),
 ]
 OTHERS = [MmaForm("NT", e) for e in ("bias", "bias and gelu", "residual")]
-OTHERS += [*TWO, *BACK, MmaForm("TN", "add", "float32")]
+OTHERS += [*TWO, *BACK, GATED, UNGATED, MmaForm("NN", "swiglu"), MmaForm("TN", "add", "float32")]
 OTHERS += [each for form in OTHERS for each in little(form)[: 1 if form.second else 2]]
 
 
@@ -138,11 +141,19 @@ def arrays(of):
     return {name: x for name, x in vars(of).items() if name != "turn"}
 
 
+def stand_in(shape, kind):
+    """For an array; of gates and ups (1, 2, m, n) for a view of their rows (m, 2 n)."""
+    if len(shape) < 4:
+        return ghost(shape, kind)
+    _, _, m, n = shape
+    return Ghost(shape, np.dtype(kind), (4 * m * n, 2 * n, 4 * n, 2))
+
+
 def plan(form, shape):
     """The launches of a product on stand-ins."""
     of = arrays(gemm.stored(form, *shape))
     wide = {"sums": np.float32, "c": np.float32 if form.out == "float32" else np.uint16}
-    given = {name: x and ghost(x, wide.get(name, np.uint16)) for name, x in of.items()}
+    given = {name: x and stand_in(x, wide.get(name, np.uint16)) for name, x in of.items()}
     space = ghost((space_for(form, *shape, BLOCKS * form.resident),), np.uint8)
     return mma_product(form, **given, space=space, blocks=BLOCKS * form.resident)
 

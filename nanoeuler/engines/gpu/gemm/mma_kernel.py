@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.gemm.column_sums import HEADER
 from nanoeuler.engines.gpu.gemm.mma_epilogue import Tile, epilogue, wait_all
-from nanoeuler.engines.gpu.gemm.mma_form import ALIGN, BOX, FRAGMENTS, SIDE, SUMS, MmaForm
+from nanoeuler.engines.gpu.gemm.mma_form import ALIGN, BOX, FRAGMENTS, HALF, SIDE, SUMS, MmaForm
 from nanoeuler.engines.gpu.gemm.mma_tile import PARTS, Matrix, make_copies, make_load
 from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64
@@ -31,7 +31,7 @@ def make_corner(form: MmaForm) -> Any:
 
     Tiles go in groups of rows, down first: blocks that run at once share what they read.
     """
-    rows, columns, group = form.rows, form.columns, form.group
+    rows, columns, group = form.rows, form.of_c, form.group
 
     def corner(block, m, n):
         down, across = ptx.divide(m + (rows - 1), rows), ptx.divide(n + (columns - 1), columns)
@@ -53,8 +53,10 @@ def make_sources(form: MmaForm, *how: Any) -> tuple[Any, Any, Any]:
     forward(sources) -> the same for the next k-block.
     """
     middle = form.rows * ALIGN  # a row of 128 bytes, or as many bytes in other rows
-    begin_a, fetch_a, forward_a = make_copies(form, form.layout[0] == "N", form.rows, *how)
-    begin_b, fetch_b, forward_b = make_copies(form, form.layout[1] == "T", form.columns, *how)
+    begin_a, fetch_a, forward_a = make_copies(form, form.layout[0] == "N", form.rows, False, *how)
+    begin_b, fetch_b, forward_b = make_copies(
+        form, form.layout[1] == "T", form.columns, form.gated, *how
+    )
 
     def begin(a, b, row, column, first, base, t):
         return begin_a(a, row, first, base, t), begin_b(b, column, first, base + middle, t)
@@ -164,7 +166,8 @@ def make_kernel(form: MmaForm, begin: Any, multiply: Any) -> Kernel:
     range of the k-blocks each, and C is `pieces` of float32 (m, n).
     """
     corner, finish, depth = make_corner(form), in_order(epilogue(form)), form.depth
-    upright, clear = form.rows // SIDE, ptx.zeros(SUMS)
+    upright, clear, boxes = form.rows // SIDE, ptx.zeros(SUMS), form.boxes * BOX
+    parts, wide = (2, HALF) if form.gated else (1, SIDE)  # of B's columns, and of a warp's of C
     dense_a, dense_b = form.layout[0] == "N", form.layout[1] == "T"
 
     def gemm_mma(to: Arrays, m, n, k, of: Pitches):
@@ -181,16 +184,16 @@ def make_kernel(form: MmaForm, begin: Any, multiply: Any) -> Kernel:
         clear(acc)
         end = int32(min(k, last * depth))
         left = Matrix(to.a, of.a, m, end) if dense_a else Matrix(to.a, of.a, end, m)
-        right = Matrix(to.b, of.b, n, end) if dense_b else Matrix(to.b, of.b, end, n)
+        right = Matrix(to.b, of.b, n, end) if dense_b else Matrix(to.b, of.b, end, n * parts)
         sources = begin(left, right, row, column, first, base, t)
         multiply(acc, base, sources, int32(last - first), warp, lane)
         wait_all()
         cuda.syncthreads()  # the ring is free: warps' boxes are there now
         row = int32(row + warp % upright * SIDE)
-        column = int32(column + warp // upright * SIDE)
+        column = int32(column + warp // upright * wide)
         c = Matrix(to.c + int64(piece) * m * of.c * 4, of.c, m, n)
         aux, second = Matrix(to.aux, of.aux, m, n), Matrix(to.second, of.second, m, n)
-        box = int32(base + warp * BOX)
+        box = int32(base + warp * boxes)
         finish(acc, Tile(c, aux, second, to.space + HEADER, row, column, box, lane))
 
     args, more = "l l l l l l r r r r r r r r", {"resident": form.resident, "target": (8, 0)}

@@ -12,7 +12,7 @@ swizzled. Of float32 it is 32 k in place of 64.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from nanoeuler.engines.gpu.gemm.mma_form import DEPTH, PITCH, SIDE, MmaForm
+from nanoeuler.engines.gpu.gemm.mma_form import DEPTH, HALF, PITCH, SIDE, MmaForm
 from nanoeuler.engines.gpu.lang.instruction import int32, int64
 from nanoeuler.engines.gpu.lang.ptx import copy_async_part, ldmatrix_across, ldmatrix_down
 from nanoeuler.engines.gpu.tile.layout import chunk_at, squares_across, squares_down
@@ -47,26 +47,44 @@ def swizzle(row, dense):
     return int32(row & 7)
 
 
+def make_column(form: MmaForm, gated: bool) -> Callable:
+    """column(corner, chunk, columns): the first column of a chunk, in a matrix of so many, of a
+    tile that begins at `corner`. gated: of SwiGLU's B, where each 64 columns of a tile are 32 of
+    gates and the same 32 of ups."""
+    each = PITCH // form.size
+    half = HALF // each  # chunks
+
+    def column(corner, chunk, columns):
+        if gated:
+            place = chunk // (2 * half) * HALF + chunk % half * each
+            return int32(corner + place + chunk // half % 2 * (columns >> 1))
+        return int32(corner + chunk * each)
+
+    return column
+
+
 def make_copies(
-    form: MmaForm, dense: bool, extent: int, swizzle: Callable = swizzle, parts: int = PARTS
-) -> tuple[Any, Any, Any]:
+    form: MmaForm, dense: bool, extent: int, gated: bool = False, swizzle: Callable = swizzle,
+    parts: int = PARTS,
+) -> tuple[Any, Any, Any]:  # fmt: skip
     """begin(x, corner, first, stage, t): thread t's source for k-block `first` of a Matrix;
     fetch(part, ahead, source): one part of its copies, `ahead` bytes on; forward(source): the next.
 
     corner: the tile's first row of A, or column of B. What lies behind the end of a row, or below
-    the last, becomes zeros. swizzle(row, dense): by what a row's chunks are moved, bits of the row,
-    so that the sum of two rows without a common bit is moved by both.
+    the last, becomes zeros. gated: see `make_column`. swizzle(row, dense): by what a row's chunks
+    are moved, bits of the row, so that two rows without a common bit, added, are moved by both.
     """
     depth, size, each = form.depth, form.size, PITCH // form.size  # each: elements of a chunk
     wide, rows = (depth, extent) if dense else (extent, depth)
     chunks = wide // each
     passes, step = rows * chunks // form.threads, form.threads // chunks
+    column = make_column(form, gated)
 
     def begin(x, corner, first, stage, t):
         row, chunk = int32(t // chunks), int32(t % chunks)
         down, across = int32(corner + row), int32(first * depth + chunk * each)
         if not dense:
-            down, across = int32(first * depth + row), int32(corner + chunk * each)
+            down, across = int32(first * depth + row), column(corner, chunk, x.columns)
         start = x.start + (int64(down) * x.pitch + across) * size
         place = int32(row * (chunks * 16) + ((chunk ^ swizzle(row, dense)) << 4))
         rest, below = int32(x.columns - across), int32(x.rows - down)

@@ -217,11 +217,11 @@ def test_norms_are_made_again_only_where_they_are_not_kept():
 
 
 @pytest.mark.parametrize("name", [
-    "GPT-2's", "Euler's, narrow stream, in pieces", "LayerNorm without bias, learned, SwiGLU",
+    "GPT-2's", "Euler's, narrow stream, in pieces", "n made again",
 ])  # fmt: skip
 def test_gradients_are_the_references_on_other_cards(name, monkeypatch):
     """By mma.sync: products end in GELU and its backward, in SwiGLU's backward alone where gates
-    have a width of no sixty-fours, or in SwiGLU and its backward."""
+    have a width of no sixty-fours, or in SwiGLU, its backward and RoPE."""
     config, precision, pieces = MODELS[name]
     helpers.by_numpy(monkeypatch)
     check(step_on_paper(config, 2, 4, AMPERE, precision, pieces))
@@ -506,10 +506,12 @@ APART = {"wqkv", "rope", "rope backward"}
 
 @pytest.mark.parametrize("change, names", [
     ({}, {"wqkv, RoPE"}), ({"bias": True}, {"wqkv", "rope"}), ({"head": 32}, APART),
-    ({"fused": False}, APART), ({"card": AMPERE}, APART),
+    ({"fused": False}, APART), ({"card": AMPERE}, {"wqkv, RoPE", "rope backward"}),
+    ({"card": AMPERE, "head": 32}, APART), ({"card": AMPERE, "head": 128}, APART),
 ])  # fmt: skip
 def test_where_heads_are_turned(change, names):
-    """By product and attention on Hopper, at widths that they have; else by RoPE's own kernels."""
+    """By the product, at widths that it has, and back by attention on Hopper; else by RoPE's own
+    kernels."""
     config = replace(TURNED, bias=change.get("bias", False))
     if "head" in change:
         config = replace(config, n_heads=config.dim // change["head"])

@@ -6,7 +6,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from mutants import Mutant, load, source
-from test_gemm import CURVES, expected
+from test_gemm import CURVES, TABLES, expected, turned
 from tiers import thinned
 
 from nanoeuler import emulator
@@ -168,9 +168,9 @@ def whole(array):
     return array if array.ndim == 2 else array.swapaxes(1, 2).reshape(array.shape[2], -1)
 
 
-def curved(form, m, n, k, kernel=None, seed=None, scale=1.0, over=True):
+def curved(form, m, n, k, kernel=None, seed=None, scale=1.0, over=True, turn=None):
     """Names of what a form stores that is farther off than `expected` allows; its arrays, and the
-    reports. over: a backward's second array goes over the one that it met."""
+    reports. over: a backward's second array goes over the one that it met. turn: of RoPE."""
     rng, wide = np.random.default_rng([m, n, k]), 2 * n if form.gated else n
 
     def random(*shape):
@@ -193,10 +193,11 @@ def curved(form, m, n, k, kernel=None, seed=None, scale=1.0, over=True):
         of["sums"] = np.full(n, 3.0 if form.sums == "add" else np.nan, np.float32)
     a, b = (from_bf16(of[name]).astype(float) for name in "ab")
     a, b = a.T if form.layout[0] == "T" else a, b.T if form.layout[1] == "T" else b
-    wanted = expected(form, a @ b, k * 2.0**-24 * (abs(a) @ abs(b)), aux)
+    s, e = turned(turn, form.way.turn, a @ b, k * 2.0**-24 * (abs(a) @ abs(b)))
+    wanted = expected(form, s, e, aux)
     space = np.full(space_for(form, m, n, k) // 4, np.nan, np.float32)
     around = {name: of[name].base.copy() for name in ("c", "second") if name in of}
-    launches = mma_product(form, **of, space=space if space.size else None)
+    launches = mma_product(form, **of, space=space if space.size else None, turn=turn)
     if kernel is not None:
         launches[0] = replace(launches[0], kernel=kernel)
     reports = [emulator.run(launch, seed, fresh=[space]) for launch in launches[:1]]
@@ -395,6 +396,69 @@ def test_a_fault_of_gates_is_found(name):
         kernel = mma_kernel_module.mma_kernel.__wrapped__(form)
     with pytest.raises((emulator.Fault, AssertionError)):
         assert curved(form, 130, 136, 24, kernel=kernel)[0] == []
+
+
+# ---- RoPE
+
+
+def by(T, heads):
+    """Angles of heads of width 64, the first so many of a row, in sequences of T."""
+    return Turning(*TABLES[64], T, heads * 64)
+
+
+TURNS = {
+    "values beside keys, a border within a tile": (PAIR, (140, 320, 72), by(70, 4), {}),
+    "a border within 16 rows": (PAIR | dict(layout="NT"), (72, 192, 72), by(36, 2), {}),
+    "sequences of one": (SMALL, (9, 64, 8), by(1, 1), {}),
+    "nothing is turned": (SMALL, (9, 128, 8), by(9, 0), {}),
+    "large": (SMALL | dict(layout="TN"), (64, 128, 16), by(8, 2), dict(scale=1e4)),
+    "the tile of a card": (dict(columns=128), (140, 192, 24), by(70, 2), {}),
+    "of another": ({}, (70, 320, 24), by(35, 4), {}),
+}
+
+
+@pytest.mark.parametrize("case", TURNS)
+def test_rope_is_an_epilogue(case):
+    more, size, turn, how = TURNS[case]
+    form = MmaForm(**dict(layout="NN", epilogue="rope 64") | more)
+    assert curved(form, *size, turn=turn, **how)[0] == []
+
+
+def test_rope_has_equal_bits_in_any_order_of_blocks_and_reads_its_angles():
+    """Each warp reads a row's 32 cosines and 32 sines for its head."""
+    form, turn = MmaForm("NN", "rope 64", **PAIR), by(64, 2)
+    first, again = (curved(form, 128, 128, 24, seed=seed, turn=turn) for seed in (1, 2))
+    assert (first[1]["c"] == again[1]["c"]).all()
+    (report,), (plain,) = first[2], curved(MmaForm("NN", **PAIR), 128, 128, 24)[2]
+    read = report["global loads bytes"] - plain["global loads bytes"]
+    assert read == 2 * 128 * 2 * 32 * 4
+    assert report["global stores bytes"] == plain["global stores bytes"] == 128 * 128 * 2
+
+
+TURN_FAULTS = {  # what: text of make_turn, its flaw
+    "all rows turn as the first 16": ("tile.row + 16 * i", "tile.row"),
+    "eight rows below is nine": ("above + 8", "above + 9"),
+    "values are turned too": ("tile.column < tile.by.columns", "True"),
+    "the last key is not turned": ("< tile.by.columns", "< tile.by.columns - 64"),
+    "turned back": ("float32(1)", "float32(-1)"),
+    "sines for cosines": ("of.cos, of.sin", "of.sin, of.cos"),
+    "only the first rows are turned": ("acc, i * half", "acc, 0"),
+}
+
+
+def test_all_faults_of_rope_have_their_place():
+    for what, flaw in TURN_FAULTS.items():
+        source(Mutant("engines.gpu.gemm.mma_epilogue", "make_turn", what, *flaw))
+
+
+@pytest.mark.parametrize("name", thinned(TURN_FAULTS, 4))
+def test_a_fault_of_rope_is_found(name):
+    form, turn = MmaForm("NN", "rope 64", **PAIR), by(35, 2)
+    flawed = wrong("make_turn", *TURN_FAULTS[name], "gemm.mma_epilogue")
+    with mock.patch.object(mma_epilogue, "make_turn", flawed):
+        kernel = mma_kernel.__wrapped__(form)
+    with pytest.raises((emulator.Fault, AssertionError)):
+        assert curved(form, 70, 192, 24, kernel=kernel, turn=turn)[0] == []
 
 
 CURVE_FAULTS = {
@@ -622,8 +686,10 @@ def test_what_mma_has_not_got_is_refused_on_its_cards():
         product_on(
             (8, 0), "NT", a, b[:128], c, c[0], epilogue="bias", sums=np.zeros(128, np.float32)
         )
-    with pytest.raises(UserError, match=r"doesn't end in RoPE, on a GPU of \(8, 0\)"):
-        product_on((8, 0), "NT", a, b[:128], c, epilogue="rope 64", turn=Turning())
+    with pytest.raises(UserError, match="128 columns are no heads of width 64 in rows of 64"):
+        tables = np.zeros((8, 32), np.float32)
+        turn = Turning(tables, tables, 8, 128)
+        product_on((8, 0), "NT", a, b[:64], c[:, :64], epilogue="rope 64", turn=turn)
     sums = np.zeros(126, np.float32)
     with pytest.raises(UserError, match="columns that are summed come in fours, not 126"):
         product_on(

@@ -15,19 +15,20 @@ from nanoeuler.engines.gpu.gemm.epilogue import PAIRS, curve_of, swiglu_backward
 from nanoeuler.engines.gpu.gemm.mma_form import BOX, HALF, SIDE, SUMS, MmaForm
 from nanoeuler.engines.gpu.gemm.mma_tile import Matrix
 from nanoeuler.engines.gpu.lang import ptx
-from nanoeuler.engines.gpu.lang.instruction import cuda, int32, int64
+from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.tile import curves
 from nanoeuler.engines.gpu.tile.accumulator import make_bias, same
 from nanoeuler.engines.gpu.tile.layout import PANEL, chunk_at, lane_column, lane_row, pair_at
+from nanoeuler.engines.gpu.tile.rope import Turning, position, take_angles, turn
 
 wait_all = ptx.copy_wait(0)  # for all of the thread's copies
 
 
 class Tile(NamedTuple):
     """A warp's 64 x 64 of C: C; another matrix that it meets, or a bias as a row; the second array;
-    where lines of sums are; the tile's first row and column in C; its boxes in shared memory; and
-    the lane. Of gates the tile is 64 x 32 of C, and of gates and ups that sums meet, aux and second
-    are the gates."""
+    where lines of sums are; the tile's first row and column in C; its boxes in shared memory; the
+    lane; and by what heads are turned. Of gates the tile is 64 x 32 of C, and of gates and ups that
+    sums meet, aux and second are the gates."""
 
     c: Matrix
     aux: Matrix
@@ -37,6 +38,7 @@ class Tile(NamedTuple):
     column: int
     box: int
     lane: int
+    by: Turning
 
 
 def make_add_bias(form: MmaForm) -> Callable:
@@ -48,6 +50,22 @@ def make_add_bias(form: MmaForm) -> Callable:
         bias(acc, tile.aux.start, tile.column, tile.c.columns, tile.lane)
 
     return add_bias
+
+
+def make_turn(form: MmaForm, i: int) -> Callable:
+    """turn_rows(acc, tile): the i-th 16 rows of a head are turned, if its columns are of those."""
+    D = form.way.turn  # a warp's 64 columns are one head
+    half = D // 2
+
+    def turn_rows(acc, tile):
+        if tile.column < tile.by.columns:
+            angles, of = cuda.local.array(half, float32), tile.by
+            above = int32(tile.row + 16 * i + lane_row(tile.lane))
+            above, below = position(above, of.T), position(int32(above + 8), of.T)
+            take_angles(angles, of.cos, of.sin, above, below, D, tile.lane)
+            turn(acc, i * half, angles, float32(1), D)
+
+    return turn_rows
 
 
 def make_curve(form: MmaForm, i: int) -> Callable:
@@ -243,6 +261,7 @@ def epilogue(form: MmaForm) -> list[Callable]:
     if form.out == "float32":
         return [make_store_floats(form.epilogue == "add")]
     made: list[Callable] = [make_add_bias(form)] if form.way.aux == "bias" else []
+    made += [make_turn(form, i) for i in range(4 if form.way.turn else 0)]
     stored = [make_send(form, True, box) for box in range(form.boxes)] if form.second else []
     if form.way.aux in ("tile", "tiles"):
         meet = make_meet if form.boxes == 1 else make_meet_gates

@@ -37,7 +37,7 @@ SLOPED = "gelu backward", "gelu_exact backward", "relu2 backward"
 GATES = "swiglu", "swiglu backward"
 # What is done with the sums of a tile: nothing; a bias is added; another (m, n) is added; C is
 # added to; or one of the above. `epilogue.EPILOGUES` says what may come with each.
-EPILOGUES = ("store", "bias", *CURVED, "residual", *SLOPED, *GATES, "add")
+EPILOGUES = ("store", "bias", *CURVED, "residual", *SLOPED, *GATES, "rope 64", "add")
 
 
 @dataclass(frozen=True)

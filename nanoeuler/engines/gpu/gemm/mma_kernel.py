@@ -22,6 +22,7 @@ from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel
 from nanoeuler.engines.gpu.tile.accumulator import in_order
+from nanoeuler.engines.gpu.tile.rope import Turning
 
 SUM_THREADS = 128  # of a block that sums pieces: 512 columns of a row
 
@@ -160,7 +161,7 @@ class Pitches(NamedTuple):
 
 
 def make_kernel(form: MmaForm, begin: Any, multiply: Any) -> Kernel:
-    """The kernel: arrays; m, n, k; elements from row to row of each array.
+    """The kernel: arrays; m, n, k; elements from row to row of each array; RoPE's angles.
 
     begin, multiply: as `make_sources` and `make_multiply` give them. With pieces, blockIdx.y has a
     range of the k-blocks each, and C is `pieces` of float32 (m, n).
@@ -170,7 +171,7 @@ def make_kernel(form: MmaForm, begin: Any, multiply: Any) -> Kernel:
     parts, wide = (2, HALF) if form.gated else (1, SIDE)  # of B's columns, and of a warp's of C
     dense_a, dense_b = form.layout[0] == "N", form.layout[1] == "T"
 
-    def gemm_mma(to: Arrays, m, n, k, of: Pitches):
+    def gemm_mma(to: Arrays, m, n, k, of: Pitches, by: Turning):
         shared = cuda.shared.array(0, int8)
         base = int32((ptx.shared_address(shared) + (ALIGN - 1)) & ~(ALIGN - 1))
         t = int32(cuda.threadIdx.x)
@@ -194,10 +195,10 @@ def make_kernel(form: MmaForm, begin: Any, multiply: Any) -> Kernel:
         c = Matrix(to.c + int64(piece) * m * of.c * 4, of.c, m, n)
         aux, second = Matrix(to.aux, of.aux, m, n), Matrix(to.second, of.second, m, n)
         box = int32(base + warp * boxes)
-        finish(acc, Tile(c, aux, second, to.space + HEADER, row, column, box, lane))
+        finish(acc, Tile(c, aux, second, to.space + HEADER, row, column, box, lane, by))
 
-    args, more = "l l l l l l r r r r r r r r", {"resident": form.resident, "target": (8, 0)}
-    return Kernel(gemm_mma, args, form.threads, form.shared, **more)
+    args, resident = "l l l l l l r r r r r r r r l l r r", form.resident
+    return Kernel(gemm_mma, args, form.threads, form.shared, resident=resident, target=(8, 0))
 
 
 @cache

@@ -651,6 +651,8 @@ class CudaEngine(Engine):
         dy = self.linear_backward(dout, saved.y, b.wo, db.wo, db.wo_bias)
         T, G = dout.shape[1], config.n_kv_heads
         rope = self.fused_rope(config, T)
+        if rope and choice.family(self.capability, config.head_dim) is mma_launch:
+            rope = None  # RoPE is not undone there
         dheads = self.attention_backward(dy, saved.heads, G, saved.p, saved.first, rope)
         del dy
         if config.qk_norm:

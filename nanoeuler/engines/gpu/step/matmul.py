@@ -65,7 +65,8 @@ class Multiplier:
         self.recording, self.capability = recording, tuple(capability)
         self.multiprocessors, self.pieces = multiprocessors, pieces
         self.fused = pieces == 1
-        self.turned = (64, 128) if self.fused and self.capability == HOPPER else ()
+        widths = (64, 128) if self.capability == HOPPER else (64,)
+        self.turned = widths if self.fused else ()
 
     def bf16(self, layout: str, a: Array, b: Array, c: Array, end: Epilogue) -> list[Launch]:
         """The launches of `product_on`; sums are added to."""

@@ -25,7 +25,7 @@ html_theme = "sphinx_book_theme"
 html_theme_options = {"navbar_persistent": []}  # one search field, in the sidebar, is enough
 html_static_path = ["_static"]
 html_css_files = ["book.css"]
-html_js_files = ["formulas.js"]
+html_js_files = ["formulas.js", "tables.js"]
 html_favicon = "_static/icon.svg"  # Euler's steps
 
 WIDE = 650  # pixels of a figure whose text a phone, which shows 340 of them, makes too small

@@ -63,6 +63,18 @@ def test_no_notebook_has_a_mark_and_its_links_lead_somewhere(chapter):
         assert f'<a id=\\"{label}\\"></a>' in path.read_text(encoding="utf-8"), (file, label)
 
 
+@pytest.mark.parametrize("chapter", build.texts(ROOT), ids=lambda path: path.stem)
+def test_each_picture_says_in_words_what_it_shows(chapter):
+    """A drawing by its <title>, any other by the alternative text of its cell."""
+    for cell in build.stored(chapter).cells:
+        shown = [output.get("data", {}) for output in cell.get("outputs", [])]
+        if any("image/png" in data for data in shown):
+            said = cell.metadata.get("mystnb", {}).get("image", {}).get("alt", "")
+            assert len(said.split()) > 5, f"no alternative text: {cell.source[:80]}"
+        for data in shown:
+            assert "<title>" in data.get("image/svg+xml", "<title>"), cell.source[:80]
+
+
 PLACE = r"(?:chapters?|appendix|appendices) "
 NAMED = re.compile(rf"\[(?:{PLACE})?(\d\d?[a-z]?|[A-Z])(?:'s)?\]\(#([\w-]+)\)", re.I)
 

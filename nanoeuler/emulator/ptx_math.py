@@ -72,6 +72,8 @@ ORDER = {
     "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b,
     "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
 }  # fmt: skip
+
+
 values = functools.partial(op, results=1, lanes=True)  # for functions that take arrays as well
 op(r"(add|sub|mul)(?:\.rn)?\.f32", 1)(lambda name, a, b: F32(FLOAT[name](F32(a), F32(b))))
 op(r"(add|sub|min|max)\.s32", 1)(lambda name, a, b: int32(INTEGER[name](a, b)))

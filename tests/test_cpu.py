@@ -276,7 +276,7 @@ def test_move_norm_backward(make, norm, add):
     wide = [np.float64(each) for each in (dn, x, gain, stats, *added)]
     exact = run(reference, f"{norm}norm_backward", wide)
     dx, sums = before.copy() if add else None, [*(each.copy() for each in added), None][:2]
-    out = engine.move_norm_backward(config, dn, x, gain, stats, *sums, dx)
+    out = engine.move_norm_backward(config, dn, x, gain, stats, sums, dx)
     assert (out is dx) == add
     exact[0] = exact[0] + (before if add else 0)
     sizes = layernorm_backward(*wide) if norm == "layer" else [np.abs(x).max() for x in exact]

@@ -192,10 +192,11 @@ def test_gradients_are_the_references_where_gates_have_a_kernel_of_their_own(mon
     "change, bends",
     [({}, True), (dict(hidden=72), True), (dict(bias=True), False), (dict(mlp="gelu"), False)],
 )
-def test_where_a_product_ends_in_the_backward_of_gates(change, bends, monkeypatch):
+@pytest.mark.parametrize("machine", [HOPPER, AMPERE, Machine((8, 9), 34)])
+def test_where_a_product_ends_in_the_backward_of_gates(machine, change, bends, monkeypatch):
     def recorded():
         config = replace(EULER, **change)
-        program = record_step(config, 2, 4, HOPPER, BF16, helpers.RULES).program
+        program = record_step(config, 2, 4, machine, BF16, helpers.RULES).program
         return {step.name for step in program.steps}, program.sizes[ARENA]
 
     names, size = recorded()
@@ -215,9 +216,12 @@ def test_norms_are_made_again_only_where_they_are_not_kept():
         assert names.count("norm") == count and names.count("sums of norms") == 1
 
 
-@pytest.mark.parametrize("name", ["GPT-2's", "Euler's, narrow stream, in pieces"])
+@pytest.mark.parametrize("name", [
+    "GPT-2's", "Euler's, narrow stream, in pieces", "n made again",
+])  # fmt: skip
 def test_gradients_are_the_references_on_other_cards(name, monkeypatch):
-    """Where products end in nothing but a bias, GELU is its own kernel, and so are sums."""
+    """By mma.sync: products end in GELU and its backward, in SwiGLU's backward alone where gates
+    have a width of no sixty-fours, or in SwiGLU, its backward and RoPE."""
     config, precision, pieces = MODELS[name]
     helpers.by_numpy(monkeypatch)
     check(step_on_paper(config, 2, 4, AMPERE, precision, pieces))
@@ -502,10 +506,12 @@ APART = {"wqkv", "rope", "rope backward"}
 
 @pytest.mark.parametrize("change, names", [
     ({}, {"wqkv, RoPE"}), ({"bias": True}, {"wqkv", "rope"}), ({"head": 32}, APART),
-    ({"fused": False}, APART), ({"card": AMPERE}, APART),
+    ({"fused": False}, APART), ({"card": AMPERE}, {"wqkv, RoPE", "rope backward"}),
+    ({"card": AMPERE, "head": 32}, APART), ({"card": AMPERE, "head": 128}, APART),
 ])  # fmt: skip
 def test_where_heads_are_turned(change, names):
-    """By product and attention on Hopper, at widths that they have; else by RoPE's own kernels."""
+    """By the product, at widths that it has, and back by attention on Hopper; else by RoPE's own
+    kernels."""
     config = replace(TURNED, bias=change.get("bias", False))
     if "head" in change:
         config = replace(config, n_heads=config.dim // change["head"])

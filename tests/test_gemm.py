@@ -941,8 +941,7 @@ FLAWS = {  # what: (function, text in it, what it becomes, form, kind of fault o
         "tile.curves.swiglu_and_slopes_fast", "sigma + silu *", "sigma + gate *", UNGATED,
         "second"),
     "an up by its neighbour's gate": (
-        "gemm.wgmma_epilogue.swiglu_backward_pair", "acc[i + 1], high_bf16(gates)",
-        "acc[i + 1], low_bf16(gates)",
+        "gemm.epilogue.swiglu_backward_pair", "(high, high_bf16(gates)", "(high, low_bf16(gates)",
         UNGATED, "c"),
     "the upper strips twice": (
         "gemm.wgmma_kernel.make_bring", "row + q // 2 * 64)", "row)", UNGATED, "c second"),

@@ -6,12 +6,12 @@ from unittest import mock
 import numpy as np
 import pytest
 from mutants import Mutant, load, source
-from test_gemm import CURVES, expected
+from test_gemm import CURVES, TABLES, expected, turned
 from tiers import thinned
 
 from nanoeuler import emulator
 from nanoeuler.emulator.dtypes import from_bf16, to_bf16
-from nanoeuler.engines.gpu.gemm import mma_epilogue
+from nanoeuler.engines.gpu.gemm import mma_epilogue, mma_tile
 from nanoeuler.engines.gpu.gemm import mma_kernel as mma_kernel_module
 from nanoeuler.engines.gpu.gemm.choice import product_on, space_on
 from nanoeuler.engines.gpu.gemm.column_sums import columns_kernel
@@ -158,35 +158,53 @@ def test_any_order_of_blocks_and_copies_gives_equal_bits(form):
 # ---- Activation functions
 
 
-def curved(form, m, n, k, kernel=None, seed=None):
+def halves(rows):
+    """Gates and ups (1, 2, m, n), a view of their rows (m, 2 n)."""
+    return rows.reshape(1, len(rows), 2, -1).swapaxes(1, 2)
+
+
+def whole(array):
+    """The rows of a matrix, or of gates and ups."""
+    return array if array.ndim == 2 else array.swapaxes(1, 2).reshape(array.shape[2], -1)
+
+
+def curved(form, m, n, k, kernel=None, seed=None, scale=1.0, over=True, turn=None):
     """Names of what a form stores that is farther off than `expected` allows; its arrays, and the
-    reports. A backward's second array goes over the one that it met."""
-    rng = np.random.default_rng([m, n, k])
+    reports. over: a backward's second array goes over the one that it met. turn: of RoPE."""
+    rng, wide = np.random.default_rng([m, n, k]), 2 * n if form.gated else n
+
+    def random(*shape):
+        return np.float32(scale) * rng.standard_normal(shape, np.float32)
+
     sizes = {"a": (k, m) if form.layout[0] == "T" else (m, k),
-             "b": (k, n) if form.layout[1] == "N" else (n, k)}  # fmt: skip
-    of = {name: rows_of(rng.standard_normal(x, np.float32)) for name, x in sizes.items()}
+             "b": (k, wide) if form.layout[1] == "N" else (wide, k)}  # fmt: skip
+    of = {name: rows_of(random(*x)) for name, x in sizes.items()}
     of |= {"c": rows_of(np.full((m, n), np.nan))}
     of["aux"] = {
-        "bias": to_bf16(rng.standard_normal(n, np.float32)),
-        "tile": rows_of(rng.standard_normal((m, n), np.float32)), "": None,
-    }[form.way.aux]  # fmt: skip
+        "bias": lambda: to_bf16(random(n)), "tile": lambda: rows_of(random(m, n)),
+        "tiles": lambda: halves(rows_of(random(m, 2 * n))), "": lambda: None,
+    }[form.way.aux]()  # fmt: skip
     aux = None if of["aux"] is None else from_bf16(of["aux"]).astype(float)
-    if form.second:
-        of["second"] = of["aux"] if form.sloped else rows_of(np.full((m, n), np.nan))
+    if form.second and form.way.aux == "tiles":
+        of["second"] = of["aux"] if over else halves(rows_of(np.full((m, 2 * n), np.nan)))
+    elif form.second:
+        of["second"] = of["aux"] if form.sloped else rows_of(np.full((m, wide), np.nan))
     if form.sums != "no":
         of["sums"] = np.full(n, 3.0 if form.sums == "add" else np.nan, np.float32)
     a, b = (from_bf16(of[name]).astype(float) for name in "ab")
     a, b = a.T if form.layout[0] == "T" else a, b.T if form.layout[1] == "T" else b
-    wanted = expected(form, a @ b, k * 2.0**-24 * (abs(a) @ abs(b)), aux)
+    s, e = turned(turn, form.way.turn, a @ b, k * 2.0**-24 * (abs(a) @ abs(b)))
+    wanted = expected(form, s, e, aux)
     space = np.full(space_for(form, m, n, k) // 4, np.nan, np.float32)
     around = {name: of[name].base.copy() for name in ("c", "second") if name in of}
-    launches = mma_product(form, **of, space=space if space.size else None)
+    launches = mma_product(form, **of, space=space if space.size else None, turn=turn)
     if kernel is not None:
         launches[0] = replace(launches[0], kernel=kernel)
     reports = [emulator.run(launch, seed, fresh=[space]) for launch in launches[:1]]
     reports += [emulator.run(launch) for launch in launches[1:]]
     for name, x in around.items():
-        x[1:-1, 16 : 16 + n] = of[name]
+        stored = whole(of[name])
+        x[1:-1, 16 : 16 + stored.shape[1]] = stored
         assert (of[name].base == x).all(), name
     got = {name: of[name] if name == "sums" else from_bf16(of[name]) for name in wanted}
     wrong = [name for name, (want, bound) in wanted.items()
@@ -253,17 +271,207 @@ def test_a_backward_moves_the_bytes_that_were_predicted():
     assert sums["global loads bytes"] == 128 * 4
 
 
+# ---- SwiGLU
+
+GATED = dict(layout="NN", epilogue="swiglu")
+UNGATED = dict(layout="NT", epilogue="swiglu backward", second=True)
+
+
+@pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize(
+    "more, size, scale",
+    [
+        (PAIR, (70, 72, 40), 1), (PAIR, (130, 136, 4 * DEPTH + 9), 1), (SMALL, (1, 8, 8), 1),
+        (PAIR | dict(layout="TN"), (9, 40, 16), 30), (dict(columns=128), (200, 136, 24), 1),
+        ({}, (9, 264, 72), 1),
+    ],
+)  # fmt: skip
+def test_swiglu_is_an_epilogue(more, size, scale, second):
+    assert curved(MmaForm(**GATED | more, second=second), *size, scale=scale)[0] == []
+
+
+@pytest.mark.parametrize(
+    "more, size, how",
+    [
+        (PAIR, (70, 144, 40), {}), (PAIR, (65, 40, 4 * DEPTH + 9), dict(over=False)),
+        (SMALL, (1, 8, 8), {}), (SMALL | dict(layout="NN"), (9, 80, 16), dict(scale=30)),
+        (dict(columns=128), (200, 136, 24), {}), ({}, (9, 264, 72), {}),
+    ],
+)  # fmt: skip
+def test_its_backward_is_one(more, size, how):
+    assert curved(MmaForm(**UNGATED | more), *size, **how)[0] == []
+
+
+@pytest.mark.parametrize("rounded", [True, False])
+def test_swiglus_backward_takes_the_h_that_the_forward_stored(rounded):
+    """Of the gates and ups that it stored, whatever comes from above: the sums are zero here. Not
+    if a planted mistake takes them before they are rounded."""
+    form = MmaForm(**GATED, second=True, **PAIR)
+    flaw = wrong("make_gate", "if second:", "if False:", "gemm.mma_epilogue")
+    with mock.patch.object(mma_epilogue, "make_gate", mma_epilogue.make_gate if rounded else flaw):
+        kernel = mma_kernel.__wrapped__(form)
+    _, forward, _ = curved(form, 40, 48, 24, kernel)
+    u, h = forward["second"].copy(), np.full((40, 48), POISON, np.uint16)
+    a, b = np.zeros((40, 8), np.uint16), np.zeros((48, 8), np.uint16)
+    form = MmaForm(**UNGATED, **PAIR)
+    for launch in mma_product(form, a, b, h, halves(u), second=halves(u)):
+        emulator.run(launch)
+    assert (h == forward["c"]).all() == rounded and not from_bf16(u).any()
+
+
+@pytest.mark.parametrize("form", [GATED | dict(second=True), UNGATED], ids=["there", "back"])
+def test_swiglu_has_equal_bits_in_any_order_of_blocks(form):
+    first, again = (curved(MmaForm(**form, **PAIR), 130, 136, 24, seed=seed)[1] for seed in (1, 2))
+    for name in ("c", "second"):
+        assert (first[name] == again[name]).all()
+
+
+def test_swiglu_moves_the_bytes_that_were_predicted():
+    """A tile of 64 x 64 of h, and two of U. Rows of half a box are whole sectors, and no store or
+    load of a box meets a bank twice."""
+    form = MmaForm(**GATED, second=True, **PAIR)
+    (report,) = curved(form, 64, 64, DEPTH)[2]
+    (plain,) = curved(MmaForm("NN", **PAIR), 64, 128, DEPTH)[2]
+    h = 64 * 64 * 2
+    assert report["global loads bytes"] == plain["global loads bytes"] == form.stage
+    assert report["global stores bytes"] == plain["global stores bytes"] + h == 3 * h
+    assert report["global stores sectors"] == 3 * h // 32
+    for name in ("shared loads wavefronts", "shared stores wavefronts"):
+        assert report[name] - plain[name] == h // 128
+
+
+def test_its_backward_moves_the_bytes_that_were_predicted():
+    """Of a tile of 64 x 128 gates and ups come once, and their gradients and h go once."""
+    form = MmaForm(**UNGATED, **PAIR)
+    (report,) = curved(form, 64, 128, DEPTH)[2]
+    tile = 64 * 128 * 2
+    assert report["global loads bytes"] == form.stage + 2 * tile
+    assert report["global stores bytes"] == 3 * tile
+    assert report["global stores sectors"] == 3 * tile // 32
+
+
+GATE_FAULTS = {  # what: module, function, text, its flaw, form
+    "a gate by its neighbour's up": (
+        "gemm.mma_epilogue", "make_gate", "acc[at + half]", "acc[at + half ^ 1]", GATED),
+    "rows 32 on over the first": (
+        "gemm.mma_epilogue", "make_gate", "i // 2 * half", "0", GATED),
+    "rows 32 on are sent as the first's columns": (
+        "gemm.mma_epilogue", "make_send", "(HALF, 8) if", "(0, 8) if", GATED),
+    "ups are stored beside their gates": (
+        "gemm.mma_epilogue", "make_send", "(right + box) * n", "(right + box) * 32",
+        GATED | dict(second=True)),
+    "gates where ups belong, in B": (
+        "gemm.mma_tile", "make_column", "chunk // half % 2 * (columns >> 1)", "0", GATED),
+    "the second tile's gates are the first's": (
+        "gemm.mma_tile", "make_column", "chunk // (2 * half) * HALF", "0", GATED),
+    "ups are not fetched": (
+        "gemm.mma_epilogue", "make_fetch_boxes", "if boxes == 2:", "if False:", UNGATED),
+    "gates and ups are not waited for": (
+        "gemm.mma_epilogue", "make_fetch_boxes", "        wait_all()\n", "", UNGATED),
+    "a warp's boxes over the next one's": (
+        "gemm.mma_kernel", "make_kernel", "form.boxes * BOX", "BOX", UNGATED),
+    "slopes by up where those by gate belong": (
+        "gemm.mma_epilogue", "make_meet_gates", "ptx.store_shared_int(at, of_gates)",
+        "ptx.store_shared_int(at, of_ups)", UNGATED),
+    "the rows below meet what the upper ones met": (
+        "gemm.mma_epilogue", "make_meet_gates", "meet_two(acc, q + 2, int32(at + 1024))",
+        "meet_two(acc, q + 2, at)", UNGATED),
+    "slopes by up go where those by gate went": (
+        "gemm.mma_epilogue", "make_send", "(right + box) * n", "right * n", UNGATED),
+}  # fmt: skip
+
+
+def test_all_faults_of_gates_have_their_place():
+    for what, (module, function, old, new, _) in GATE_FAULTS.items():
+        source(Mutant(f"engines.gpu.{module}", function, what, old, new))
+
+
+@pytest.mark.parametrize("name", thinned(GATE_FAULTS, 4))
+def test_a_fault_of_gates_is_found(name):
+    module, function, old, new, form = GATE_FAULTS[name]
+    flawed, form = wrong(function, old, new, module), MmaForm(**form, **PAIR)
+    place = {"gemm.mma_epilogue": mma_epilogue, "gemm.mma_tile": mma_tile,
+             "gemm.mma_kernel": mma_kernel_module}[module]  # fmt: skip
+    with mock.patch.object(place, function, flawed):
+        kernel = mma_kernel_module.mma_kernel.__wrapped__(form)
+    with pytest.raises((emulator.Fault, AssertionError)):
+        assert curved(form, 130, 136, 24, kernel=kernel)[0] == []
+
+
+# ---- RoPE
+
+
+def by(T, heads):
+    """Angles of heads of width 64, the first so many of a row, in sequences of T."""
+    return Turning(*TABLES[64], T, heads * 64)
+
+
+TURNS = {
+    "values beside keys, a border within a tile": (PAIR, (140, 320, 72), by(70, 4), {}),
+    "a border within 16 rows": (PAIR | dict(layout="NT"), (72, 192, 72), by(36, 2), {}),
+    "sequences of one": (SMALL, (9, 64, 8), by(1, 1), {}),
+    "nothing is turned": (SMALL, (9, 128, 8), by(9, 0), {}),
+    "large": (SMALL | dict(layout="TN"), (64, 128, 16), by(8, 2), dict(scale=1e4)),
+    "the tile of a card": (dict(columns=128), (140, 192, 24), by(70, 2), {}),
+    "of another": ({}, (70, 320, 24), by(35, 4), {}),
+}
+
+
+@pytest.mark.parametrize("case", TURNS)
+def test_rope_is_an_epilogue(case):
+    more, size, turn, how = TURNS[case]
+    form = MmaForm(**dict(layout="NN", epilogue="rope 64") | more)
+    assert curved(form, *size, turn=turn, **how)[0] == []
+
+
+def test_rope_has_equal_bits_in_any_order_of_blocks_and_reads_its_angles():
+    """Each warp reads a row's 32 cosines and 32 sines for its head."""
+    form, turn = MmaForm("NN", "rope 64", **PAIR), by(64, 2)
+    first, again = (curved(form, 128, 128, 24, seed=seed, turn=turn) for seed in (1, 2))
+    assert (first[1]["c"] == again[1]["c"]).all()
+    (report,), (plain,) = first[2], curved(MmaForm("NN", **PAIR), 128, 128, 24)[2]
+    read = report["global loads bytes"] - plain["global loads bytes"]
+    assert read == 2 * 128 * 2 * 32 * 4
+    assert report["global stores bytes"] == plain["global stores bytes"] == 128 * 128 * 2
+
+
+TURN_FAULTS = {  # what: text of make_turn, its flaw
+    "all rows turn as the first 16": ("tile.row + 16 * i", "tile.row"),
+    "eight rows below is nine": ("above + 8", "above + 9"),
+    "values are turned too": ("tile.column < tile.by.columns", "True"),
+    "the last key is not turned": ("< tile.by.columns", "< tile.by.columns - 64"),
+    "turned back": ("float32(1)", "float32(-1)"),
+    "sines for cosines": ("of.cos, of.sin", "of.sin, of.cos"),
+    "only the first rows are turned": ("acc, i * half", "acc, 0"),
+}
+
+
+def test_all_faults_of_rope_have_their_place():
+    for what, flaw in TURN_FAULTS.items():
+        source(Mutant("engines.gpu.gemm.mma_epilogue", "make_turn", what, *flaw))
+
+
+@pytest.mark.parametrize("name", thinned(TURN_FAULTS, 4))
+def test_a_fault_of_rope_is_found(name):
+    form, turn = MmaForm("NN", "rope 64", **PAIR), by(35, 2)
+    flawed = wrong("make_turn", *TURN_FAULTS[name], "gemm.mma_epilogue")
+    with mock.patch.object(mma_epilogue, "make_turn", flawed):
+        kernel = mma_kernel.__wrapped__(form)
+    with pytest.raises((emulator.Fault, AssertionError)):
+        assert curved(form, 70, 192, 24, kernel=kernel, turn=turn)[0] == []
+
+
 CURVE_FAULTS = {
-    "U is not waited for": ("fetch_box", "    wait_all()\n", ""),
+    "U is not waited for": ("make_fetch_boxes", "        wait_all()\n", ""),
     "slopes where the curve belongs": (
         "make_meet", "ptx.store_shared_int(at, above)",
         "ptx.store_shared_int(at, ptx.pack_bf16(acc[q], acc[q + 1]))"),
     "the rows below take the upper ones' slopes": (
         "make_meet", "ptx.load_shared_int(at + 1024)", "ptx.load_shared_int(at)"),
     "the box is written before it was sent": (
-        "send_second", "    cuda.syncwarp()\n", ""),
+        "make_send", "            cuda.syncwarp()\n", "            pass\n"),
     "U is read before others have put it there": (
-        "fetch_box", "    cuda.syncwarp()\n", ""),
+        "make_fetch_boxes", "        cuda.syncwarp()\n", ""),
     "a quarter of the rows is left out of the sums": (
         "sum_columns", "+ acc[i + 96]", ""),
     "the sums go to another line": (
@@ -338,15 +546,16 @@ FAULTS = {
         "make_multiply", "load(a0, b0, at, slot, 2)", "load(a0, b0, at, slot, 1)",
         "gemm.mma_kernel"),
     "no swizzle on the way in": (
-        "make_copies", "chunk_at(row, chunk, width)", "row * 2 * width + (chunk << 4)", TILE),
+        "make_copies", "((chunk ^ swizzle(row, dense)) << 4)", "(chunk << 4)", TILE),
     "another swizzle on the way out": (
         "make_load", "chunk_at(row, chunk, DEPTH)",
         "row * (DEPTH * 2) + ((chunk ^ (row & 6)) << 4)", TILE),
     "no edge along k": (
-        "make_copies", "int32(min(max(source.rest * 2, 0), 16))", "int32(16)", TILE),
+        "make_copies", "int32(min(max(source.rest * size, 0), 16))", "int32(16)", TILE),
     "an edge along k that is one late": (
-        "make_copies", "rest * 2, 0", "rest * 2 + 2, 0", TILE),
-    "no edge below": ("make_copies", "size if j * step < source.below else int32(0)", "size", TILE),
+        "make_copies", "rest * size, 0", "rest * size + 2, 0", TILE),
+    "no edge below": (
+        "make_copies", "count if j * step < source.below else int32(0)", "count", TILE),
 }  # fmt: skip
 
 
@@ -371,7 +580,7 @@ def test_an_unswizzled_ring_is_found_by_its_rounds():
     """Without the swizzle on either way all is right, and eight times as slow."""
     pair = {
         "make_copies": wrong(
-            "make_copies", "chunk_at(row, chunk, width)", "row * 2 * width + (chunk << 4)", TILE),
+            "make_copies", "((chunk ^ swizzle(row, dense)) << 4)", "(chunk << 4)", TILE),
         "make_load": wrong(
             "make_load", "chunk_at(row, chunk, DEPTH)", "row * (DEPTH * 2) + (chunk << 4)", TILE),
     }  # fmt: skip
@@ -403,6 +612,15 @@ def test_what_does_not_fit_is_refused():
         fit(form, np.zeros((8, 15), np.uint16), np.zeros((24, 15), np.uint16), c)
     with pytest.raises(UserError, match="pad the rows"):
         fit(form, a.T.copy().T, b, c)
+    with pytest.raises(UserError, match="rows of one array, side by side"):
+        apart = np.zeros((1, 2, 8, 24), np.uint16)
+        mma_product(MmaForm(**UNGATED), a, b, c, apart, second=apart)
+    with pytest.raises(UserError, match=r"'swiglu backward' is \(\(1, 2, 8, 24\), .*, not None"):
+        gates = halves(np.zeros((8, 48), np.uint16))
+        mma_product(MmaForm("NT", "swiglu backward"), a, b, c, gates)
+    with pytest.raises(UserError, match="gates come in eights, not 12"):
+        narrow = np.zeros((8, 16), np.uint16)[:, :12]
+        fit(MmaForm(**GATED), a, np.zeros((16, 24), np.uint16), narrow)
     with pytest.raises(UserError, match="come in pairs"):
         odd = np.zeros((8, 24), np.uint16)[:, :23]
         fit(MmaForm(epilogue="bias"), a, b[:23], odd, np.zeros(23, np.uint16))
@@ -458,7 +676,7 @@ def test_a_product_is_for_the_card_that_is_there(capability, kernel):
 
 def test_what_mma_has_not_got_is_refused_on_its_cards():
     a, b, c = (np.zeros(shape, np.uint16) for shape in ((8, 64), (256, 64), (8, 128)))
-    with pytest.raises(UserError, match="epilogues are store, bias"):
+    with pytest.raises(UserError, match=r"gates and ups are columns of B \(NN, TN\), not rows"):
         product_on((8, 0), "NT", a, b, c, epilogue="swiglu", second=c)
     with pytest.raises(UserError, match="8.0 or newer, not"):
         product_on((7, 5), "NT", a, b[:128], c)
@@ -468,8 +686,10 @@ def test_what_mma_has_not_got_is_refused_on_its_cards():
         product_on(
             (8, 0), "NT", a, b[:128], c, c[0], epilogue="bias", sums=np.zeros(128, np.float32)
         )
-    with pytest.raises(UserError, match=r"doesn't end in RoPE, on a GPU of \(8, 0\)"):
-        product_on((8, 0), "NT", a, b[:128], c, epilogue="rope 64", turn=Turning())
+    with pytest.raises(UserError, match="128 columns are no heads of width 64 in rows of 64"):
+        tables = np.zeros((8, 32), np.float32)
+        turn = Turning(tables, tables, 8, 128)
+        product_on((8, 0), "NT", a, b[:64], c[:, :64], epilogue="rope 64", turn=turn)
     sums = np.zeros(126, np.float32)
     with pytest.raises(UserError, match="columns that are summed come in fours, not 126"):
         product_on(

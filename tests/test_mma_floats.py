@@ -10,9 +10,8 @@ from test_gemm_mma import rows_of
 from tiers import thinned
 
 from nanoeuler import emulator
-from nanoeuler.engines.gpu.gemm import mma_floats
+from nanoeuler.engines.gpu.gemm import mma_floats, mma_kernel
 from nanoeuler.engines.gpu.gemm.mma_floats import (
-    DEPTH,
     LONGEST,
     FloatForm,
     choose_floats,
@@ -28,6 +27,7 @@ F32 = np.float32
 SMALL = dict(rows=64, columns=64)  # one warp
 PAIR = dict(rows=64, columns=128)  # two
 U = 2.0**-24
+DEPTH = FloatForm().depth
 
 
 def operands(layout, m, n, k, scales=(1, 1)):
@@ -112,6 +112,7 @@ def test_bytes_and_rounds_are_as_predicted(layout):
 
 # ---- Planted faults
 
+TILE = "engines.gpu.gemm.mma_tile"  # whose copies are those of every product by mma.sync
 FAULTS = {
     "no wait for the copies": ("make_multiply", "            wait()  # (2)", "            # (2)"),
     "one group too few is waited for": (
@@ -119,11 +120,11 @@ FAULTS = {
     "no barrier": ("make_multiply", "            cuda.syncthreads()  # so", "            # so"),
     "copies into the stage that is read": (
         "make_multiply", "ahead = slot", "ahead = slot + stage"),
-    "another swizzle on the way out": ("make_load", "chunk_at(group, t, True)", "t"),
-    "no edge along k": ("make_copies", "int32(min(max(source.rest * 4, 0), 16))", "int32(16)"),
+    "another swizzle on the way out": ("make_load", "t ^ swizzle(group, True)", "t"),
+    "no edge along k": ("make_copies", "int32(min(max(source.rest * size, 0), 16))", "int32(16)"),
     "an edge along k that is one late": (
-        "make_copies", "source.rest * 4, 0", "source.rest * 4 + 4, 0"),
-    "no edge below": ("make_copies", "size if j * step < source.below else int32(0)", "size"),
+        "make_copies", "source.rest * size, 0", "source.rest * size + 4, 0"),
+    "no edge below": ("make_copies", "count if j * step < source.below else int32(0)", "count"),
     "the same step twice": ("make_multiply", "step(acc, at, slot, number)",
                             "step(acc, at, slot, 0)"),
     "small pieces of A by small ones of B": ("make_step", "mma(acc, rest_a, b)",
@@ -137,18 +138,24 @@ FAULTS = {
 MODULE = "engines.gpu.gemm.mma_floats"
 
 
+def flawed(function, old, new):
+    """A context in which kernels are made with a fault: whose module looks it up, and the fault."""
+    copies = function == "make_copies"
+    wrong = load(Mutant(TILE if copies else MODULE, function, "", old, new))
+    return mock.patch.object(mma_kernel if copies else mma_floats, function,
+                             getattr(wrong, function))  # fmt: skip
+
+
 def test_all_faults_have_their_place():
     for what, (function, old, new) in FAULTS.items():
-        source(Mutant(MODULE, function, what, old, new))
+        source(Mutant(TILE if function == "make_copies" else MODULE, function, what, old, new))
 
 
 @pytest.mark.parametrize("name", thinned(FAULTS))
 def test_a_fault_is_found(name):
-    function, old, new = FAULTS[name]
-    flawed = getattr(load(Mutant(MODULE, function, name, old, new)), function)
     form = FloatForm("NT", **PAIR)
     floats_kernel(form)  # is kept, so that none with the fault is
-    with mock.patch.object(mma_floats, function, flawed):
+    with flawed(*FAULTS[name]):
         kernel = floats_kernel.__wrapped__(form)
         with pytest.raises((emulator.Fault, AssertionError)):
             assert multiplied(form, 60, 128, 7 * DEPTH - 3, blocks=1, kernel=kernel)[0] <= 1
@@ -156,21 +163,15 @@ def test_a_fault_is_found(name):
 
 def test_a_swizzle_left_out_is_found_by_its_rounds():
     """All is right, and rounds are as many as lanes that meet in a bank: 2, or 4 across rows."""
-    def plain(row, chunk, dense):
-        return chunk
+    def plain(row, dense):
+        return 0
 
+    wrong = "int32((at ^ (i & 3) << 5)", "int32((at + ((i & 3) << 5))"
+    part = load(Mutant(MODULE, "make_load", "", *wrong))
+    part.swizzle = plain
     for layout, times in ("NT", 2), ("TN", 4):
         form = FloatForm(layout, **SMALL)
-        flaws = {
-            "make_copies": ("if not dense:\n                    to = int32(to ^",
-                            "if False:\n                    to = int32(to ^"),
-            "make_load": ("int32((at ^ (i & 3) << 5)", "int32((at + ((i & 3) << 5))"),
-        }  # fmt: skip
-        parts = {name: load(Mutant(MODULE, name, "", *flaw)) for name, flaw in flaws.items()}
-        for part in parts.values():
-            part.chunk_at = plain
-        made = {name: getattr(part, name) for name, part in parts.items()}
-        with mock.patch.multiple(mma_floats, **made):
+        with mock.patch.multiple(mma_floats, make_load=part.make_load, swizzle=plain):
             kernel = floats_kernel.__wrapped__(form)
         off, _, (slow,) = multiplied(form, 64, 64, DEPTH, kernel=kernel)
         _, _, (fast,) = multiplied(form, 64, 64, DEPTH)

@@ -46,10 +46,10 @@ class Frugal(ReferenceEngine):
         x = x + sum(weight * k for weight, k in terms)
         return *super().move_norm(config, x, [], gain, bias)[:2], None  # keeps no stats
 
-    def move_norm_backward(self, config, dn, x, gain, stats, dgain, dbias, dx=None):
+    def move_norm_backward(self, config, dn, x, gain, stats, dnorm, dx=None):
         assert stats is None
         stats = super().move_norm(config, x, [], gain, None)[2]
-        du = super().move_norm_backward(config, dn, x, gain, stats, dgain, dbias)
+        du = super().move_norm_backward(config, dn, x, gain, stats, dnorm)
         if dx is None:
             return du
         dx[...] += du

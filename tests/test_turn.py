@@ -171,8 +171,10 @@ def test_angles_come_with_forms_that_turn_and_only_with_them():
         product(form(64), **of)
     with pytest.raises(UserError, match="heads of width 0 are turned by"):
         product(Form("NN"), **of, turn=by(64, 70, 2))
-    with pytest.raises(UserError, match="by mma.sync doesn't end in RoPE"):
-        product_on((8, 0), "NN", **of, epilogue="rope 64", turn=by(64, 70, 2))
+    with pytest.raises(UserError, match="heads of width 64 are turned by None"):
+        product_on((8, 0), "NN", **of, epilogue="rope 64")
+    with pytest.raises(UserError, match="epilogues are store, bias, .*, to bf16 or float32: .*128"):
+        product_on((8, 0), "NN", **of, epilogue="rope 128", turn=by(128, 70, 1))
 
 
 def test_a_form_that_turns_is_chosen_by_its_own_measurements_and_the_rule():

@@ -2,7 +2,9 @@
 
 
 # %% sec-backprop-complex-step
-"""Checks of gradients: the complex step (derivatives), a GPT on one page (plain), gradcheck.
+"""Checks of gradients: the complex step (derivatives) and a GPT on one page (plain).
+
+Chapter 6a adds the check of the package's model (gradcheck).
 
 May import: model, engines.
 """

@@ -66,7 +66,7 @@ def _talk(record: Any) -> Pair | Conversation:
             raise ValueError("expected a form that is known")
     said = [text for turn in turns_of(talk) for text in turn]
     system = talk.system if isinstance(talk, Conversation) else None
-    "".join([*said, system or ""]).encode()  # fails on half a character, which JSON can hold
+    "".join([*said, system or ""]).encode()  # fails on half a character, such as JSON's "\ud800"
     return talk
 
 
@@ -92,7 +92,7 @@ def read_pairs(path: Path) -> list[Pair | Conversation]:
     record has none of the forms: it names the first such place, and counts them all.
     """
     # Without the mark that some editors put first. A byte that isn't UTF-8 becomes half a
-    # character, so that `_talk` refuses its record and no other.
+    # character (a surrogate), so that `_talk` refuses its record and no other.
     text = path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
     place = "entry" if text.lstrip().startswith("[") else "line"
     talks, empty, wrong = [], [], []

@@ -331,13 +331,15 @@ class Engine(ABC):
         return x, *self.layernorm(x, gain, bias, config.norm_eps)
 
     def move_norm_backward(
-        self, config: ModelConfig, dn: Array, x: Array, gain: Array, stats: Array, dgain: Array,
-        dbias: Array | None, dx: Array | None = None,
+        self, config: ModelConfig, dn: Array, x: Array, gain: Array, stats: Array,
+        dnorm: tuple[Array, Array | None], dx: Array | None = None,
     ) -> Array:  # fmt: skip
         """dx, to which the norm's gradient is added, or that alone where no dx is given.
 
-        x is the stream that `move_norm` returned. Adds to dgain and dbias.
+        x is the stream that `move_norm` returned. dnorm: the gradients of gain and of bias, or None
+        without a bias; both are added to.
         """
+        dgain, dbias = dnorm
         if config.norm == "rms":
             du = self.rmsnorm_backward(dn, x, gain, stats, dgain)
         else:

@@ -68,7 +68,7 @@ class KeyValues:
     def __init__(self, config: ModelConfig, dtype: np.typing.DTypeLike):
         shape = config.n_kv_heads, config.context, config.head_dim
         self.keys, self.values = np.zeros(shape, dtype), np.zeros(shape, dtype)
-        begins = np.zeros(config.context, np.int32)  # one text: without a window all see key 0
+        begins = np.zeros(config.context, np.int32)  # where each position's text begins: at 0
         self.first = first_keys(config, config.context, begins)  # the first key of each position
 
     def attention(self, heads: np.ndarray, n_kv: int, start: int) -> np.ndarray:
@@ -306,7 +306,7 @@ def text_pieces(
     for piece in _characters(tokenizer, ids):
         for character in piece:
             held += character
-            # the condition comes first: each string reads the character, then `matched` counts
+            # every string reads the character, and `matched` is taken of those now complete
             complete = [string.matched for string in strings if string.feed(character)]
             if complete:
                 yield held[: len(held) - max(complete)]  # the longest began first
@@ -319,7 +319,8 @@ def text_pieces(
 
 def _characters(tokenizer, ids):
     """The text of ids, piece by piece, never half a character."""
-    stream = tokenizer.stream(begins=False)  # they go on with a text, so a first space stays
+    # Some tokenizers drop a space that begins a text. These ids go on with a text: begins=False.
+    stream = tokenizer.stream(begins=False)
     for token in ids:
         yield stream.feed(token)
     yield stream.flush()
@@ -331,8 +332,8 @@ def generate_together(
 ) -> list[list[int]]:  # fmt: skip
     """Up to `n` new ids after each of several prompts; one pass reads a piece of every text.
 
-    Text i is the one that `generate` makes with `seed=(seed, i)`. UserError as from `generate`, and
-    for more prompts than the reader holds texts.
+    Text i is drawn by a `Sampler` with `seed=(seed, i)`. UserError as from `generate`, and for more
+    prompts than the reader holds texts.
     """
     if len(prompts) > reader.texts:
         raise UserError(

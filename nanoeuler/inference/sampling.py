@@ -28,8 +28,8 @@ class SamplingOptions(TypedDict, total=False):
     top_k: int          # only so many of the most probable tokens stay; 0: all
     top_p: float        # only the most probable stay, which together reach this; 1: all
     min_p: float        # only those stay that have this share of the largest; 0: all
-    repetition_penalty: float  # above 1: a token of the text becomes less probable; 1: it does not
-    seed: int           # the same seed, the same text
+    repetition_penalty: float  # above 1: tokens already in the text are less probable; 1: no change
+    seed: int           # the same seed, the same text (a `Sampler` takes several numbers, too)
 
 
 def _is(value, kind, good):
@@ -50,7 +50,7 @@ def check(
         ("temperature", temperature, _is(temperature, Real, lambda x: 0 <= x <= HOTTEST),
          f"a number from 0 to {HOTTEST:g}"),
         ("top_k", top_k, _is(top_k, Integral, lambda x: x >= 0),
-         "a whole number from 0, which leaves out nothing, up"),
+         "a whole number of at least 0, where 0 leaves out nothing"),
         ("top_p", top_p, _is(top_p, Real, lambda x: 0 < x <= 1),
          "a number above 0 and at most 1, which leaves out nothing"),
         ("min_p", min_p, _is(min_p, Real, lambda x: 0 <= x <= 1),
@@ -85,7 +85,8 @@ def distribution(
         best = np.sort(p)[::-1][: top_k or None]
         if top_p < 1:
             before = np.cumsum(best) - best  # the probability of all that are more probable
-            best = best[~(before >= top_p * best.sum())]  # with `<`, NaN logits would leave none
+            # Not `before < ...`: for NaN logits that's false everywhere, and `best` would be empty.
+            best = best[~(before >= top_p * best.sum())]
         p[p < best[-1]] = 0
         equal = np.flatnonzero(p == best[-1])  # as many stay as are in `best`, smaller ids first
         p[equal[np.count_nonzero(best == best[-1]) :]] = 0

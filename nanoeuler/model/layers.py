@@ -130,8 +130,8 @@ def rope(heads: np.ndarray, n: int, cos: np.ndarray, sin: np.ndarray) -> np.ndar
     """Turn the pairs (i, i + D/2) of the first `n` heads by each position's angles.
 
     heads (B, T, N, D); cos, sin (T, D/2) from `rope_tables`, the rows of the T positions. Returns
-    an array like `heads`. An engine may overwrite `heads` with it, so don't use them afterwards.
-    Equation eq-layers-rope.
+    an array like `heads`, here a new one. The engines of chapter 6a may write it into `heads`, so
+    callers don't use `heads` afterwards. Equation eq-layers-rope.
     """
     B, T, N, D = heads.shape
     assert cos.shape == sin.shape == (T, D // 2), f"tables {cos.shape} for heads {heads.shape}"

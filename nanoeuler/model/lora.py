@@ -87,7 +87,7 @@ def for_adapters(engine: Engine) -> Engine:
         "linear_backward": partial(linear_backward, engine, engine.linear_backward),
         "rmsnorm_backward": partial(_norm_backward, engine.rmsnorm_backward, 2, 4),
         "layernorm_backward": partial(_norm_backward, engine.layernorm_backward, 2, 4),
-        "move_norm_backward": partial(_norm_backward, engine.move_norm_backward, 3, 5),
+        "move_norm_backward": partial(_move_norm_backward, engine.move_norm_backward),
         "norm_heads_backward": partial(_norm_heads_backward,
                                        getattr(engine, "norm_heads_backward", None)),
         "enter_backward": lambda *arguments: None,  # of the embedding and the positions
@@ -95,6 +95,13 @@ def for_adapters(engine: Engine) -> Engine:
     for name, operation in mine.items():
         setattr(engine, name, operation)
     return engine
+
+
+def _move_norm_backward(dense, config, dn, x, gain, stats, dnorm, *dx):
+    """`Engine.move_norm_backward`, `dense`, for a gain that may be frozen."""
+    dgain, dbias = dnorm
+    into = np.zeros_like(gain) if dgain is None else dgain
+    return dense(config, dn, x, gain, stats, (into, dbias), *dx)
 
 
 def _norm_heads_backward(dense, dheads, raw, gains, stats, dgains):

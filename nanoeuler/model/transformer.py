@@ -157,8 +157,8 @@ def backward(
     engine, block by block.
     """
     assert saved.start == 0, f"expected a pass from position 0, got one from {saved.start}"
-    dgain, dbias = dw["norm"], dw.get("norm_bias")
-    dx = engine.move_norm_backward(config, dn, saved.x, w["norm"], saved.stats, dgain, dbias)
+    dnorm = dw["norm"], dw.get("norm_bias")
+    dx = engine.move_norm_backward(config, dn, saved.x, w["norm"], saved.stats, dnorm)
     engine.ready(config.n_blocks)
     for i in reversed(range(config.n_layers)):
         block = i // config.repeat
@@ -271,7 +271,7 @@ def step_backward(
                 engine.add_into(dk, du[j], h * a[j][i])                 # (2)
         dn = f_backward(saved, dk, partial(_normalised, engine, config, u, norm))
         into = dx if i == 0 else None                                   # (3) of stage 0
-        du[i] = engine.move_norm_backward(config, dn, u, norm[0], stats, *dnorm, into)
+        du[i] = engine.move_norm_backward(config, dn, u, norm[0], stats, dnorm, into)
     for each in du[1:]:
         engine.add_into(dx, each)                                       # (3)
 

@@ -73,7 +73,7 @@ def train_incremental(words: dict[bytes, int], wanted: int) -> list[tuple[int, i
             lines[w] = merged(lines[w], best, new)
             for pair in pairwise(lines[w]):
                 counts[pair] += times[w]
-                if new in pair:  # so it isn't `best`, through whose places we go
+                if new in pair:  # so not `best`: the set that we loop over stays
                     places[pair].add(w)
                     born.add(pair)
         for pair in born:  # all others can only have lost: their entries are large enough

@@ -14,18 +14,21 @@ import numpy as np
 from nanoeuler.jit import njit
 from nanoeuler.model.weights import Weights
 
-BETA1 = 0.9  # Kingma and Ba 2015, section 2: the first moment remembers about ten steps
-BETA2 = 0.98  # Vaswani et al. 2017, section 5.3: the second moment remembers about fifty
+# A moment remembers about 1 / (1 - beta) steps: ten, and fifty.
+BETA1 = 0.9  # Kingma and Ba 2015, section 2
+BETA2 = 0.98  # Vaswani et al. 2017, section 5.3
 EPS = 1e-8  # Kingma and Ba 2015, section 2: for parameters that have had no gradient yet
 LEARNING_RATE = 4e-3  # measured: the section on settings, appendix E
 MEASURED_DIM = 128  # the width of the small preset, on which LEARNING_RATE was measured
 WEIGHT_DECAY = 0.3  # measured: the same section
 WARMUP_STEPS = 50  # measured: the same section; as far back as the second moment remembers
 CLIP_NORM = 1.0  # Brown et al. 2020 (GPT-3), appendix B
-PARTS = 16  # the norm adds so many partial sums: the same bits with 1 process or up to 16
+# The norm is a sum of so many partial sums. Up to 16 processes share them (chapter
+# 14), and their number doesn't change a bit.
+PARTS = 16
 
 
-@njit(nogil=True, cache=True, error_model="numpy")  # a test for x / 0 would prevent SIMD
+@njit(nogil=True, cache=True, error_model="numpy")  # no test of x / 0
 def _adamw(w, dw, m, v, beta1, rest1, beta2, rest2, m_scale, v_scale, eps, lr, decay):
     """Equations eq-train-moments to eq-train-adamw on flat arrays (N,), in place, in one pass."""
     for i in range(w.size):
@@ -105,7 +108,7 @@ class AdamW:
 
 
 # %% sec-train-schedule
-@njit(nogil=True, cache=True, fastmath={"reassoc"})  # may reorder the sum for SIMD, no more
+@njit(nogil=True, cache=True, fastmath={"reassoc"})  # may add in another order
 def _sum_of_squares(flat):
     total = 0.0
     for i in range(flat.size):

@@ -103,7 +103,7 @@ class Conversations:
 
     @property
     def windows(self) -> int:
-        """The number of rows, which `batches.Batches` calls windows: a pass reads each row once."""
+        """The number of rows, by the name that the loop asks for: a pass reads each row once."""
         return len(self.tokens)
 
     def rows(self, chosen: np.ndarray) -> tuple[np.ndarray, ...]:

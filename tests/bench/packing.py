@@ -1,4 +1,4 @@
-"""Three ways to put conversations into rows, and answers before and after fine-tuning.
+"""Four ways to put conversations into rows, and answers before and after fine-tuning.
 
     python tests/bench/packing.py rows BASE [--pairs FILE] [--seeds N] [--engine NAME]
     python tests/bench/packing.py answers BASE TUNED NAME [--pairs FILE] [--ask QUESTION ...]

@@ -329,10 +329,11 @@ class FusedEngine(Engine):
         return moved, plus(n, bias), stats
 
     def move_norm_backward(
-        self, config: ModelConfig, dn: Array, x: Array, gain: Array, stats: Array, dgain: Array,
-        dbias: Array | None, dx: Array | None = None,
+        self, config: ModelConfig, dn: Array, x: Array, gain: Array, stats: Array,
+        dnorm: tuple[Array, Array | None], dx: Array | None = None,
     ) -> Array:  # fmt: skip
         """dx (B, T, C) plus the norm's gradient, which is added where it is computed."""
+        dgain, dbias = dnorm
         plus_backward(dn, dbias)
         is_rms = config.norm == "rms"
         kernel = norms.rmsnorm_backward if is_rms else norms.layernorm_backward

@@ -395,8 +395,8 @@ def sums(x: Any, parts: Any, total: Any, wide: bool = True) -> tuple[Launch, Lau
 
 
 def parts_size(n: int) -> int:
-    """Numbers in the work space of `sums`, one for each block: enough blocks that a thread has one
-    load of 16 bytes, rounded up to a multiple of 4; PARTS at most, and then a thread has more.
+    """Numbers in the work space of `sums`, one for each block: a multiple of 4 blocks, enough that
+    each thread has one load of 16 bytes; PARTS at most, and then a thread has more.
     """
     return min(PARTS, 4 * blocks(n, 16 * THREADS))
 
@@ -692,7 +692,7 @@ SIDE, DEPTH = 128, 8  # side of a block's tile of c; how much of K a piece has
 PITCH = SIDE + 4  # of a's tile, which is transposed: the 4 avoid bank conflicts of its stores
 HALF = SIDE // 2  # rows and columns from a thread's first four to its other four
 STAGE = 4 * DEPTH * SIDE  # bytes of a tile of b
-FETCH = DEPTH * SIDE // (4 * THREADS)  # loads of 16 bytes that a thread makes for either tile
+FETCH = DEPTH * SIDE // (4 * THREADS)  # 1: loads of 16 bytes by a thread, for either tile
 HELD = 4 * FETCH  # numbers that a thread fetches of one matrix
 BOTH = 2 * HELD
 
@@ -734,7 +734,9 @@ def _put(held, a_tile, b_to, stage):
 
 
 def _fetch(held, a_from, b_from, k, a_limit, b_limit, N):
-    """Ask for a thread's part of the piece from k on: zeros where a limit is reached."""
+    """Ask for a thread's part of the piece from k on: zeros where an index along K, of a or of b,
+    reaches its limit.
+    """
     a_k, b_k = cuda.threadIdx.x % 2 * 4, cuda.threadIdx.x // 32
     for j in range(FETCH):
         n, at = 4 * j, k + 8 * j

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import numpy as np
-from bench.card import Contest, gemm, ghost
+from bench.card import Contest, Ghost, gemm, ghost, turn
 from bench.card.gemm import L2, RAGGED, STEP, case
 
 from nanoeuler.engines.gpu.gemm.column_sums import columns_kernel
@@ -18,6 +18,7 @@ from nanoeuler.engines.gpu.gemm.mma_launch import choose_mma, mma_product, space
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch
 from nanoeuler.engines.gpu.lang.ptx import load_int2, mma_tile, store_float, zeros
+from nanoeuler.engines.gpu.tile.rope import Turning
 
 HOPPER = 9, 0  # whose cards this measures
 ADA = 8, 9  # whose forms, of at most 99 KiB, are timed beside them
@@ -55,6 +56,8 @@ NT, NN, TN = MmaForm("NT"), MmaForm("NN"), MmaForm("TN", "store", "float32")
 CURVES = "gelu", "gelu_exact", "relu2"
 TWO = [MmaForm("NN", f"bias and {curve}", second=True) for curve in CURVES]
 BACK = [MmaForm("NT", f"{curve} backward", second=True, sums="add") for curve in CURVES]
+GATED = MmaForm("NN", "swiglu", second=True)
+UNGATED = MmaForm("NT", "swiglu backward", second=True)
 PRODUCTS = [
     Product((8192,) * 3, (NT, SMALL, *little(NT))),
     Product((STEPS, 2304, 768), (NT, SMALL, *little(NT))),
@@ -62,9 +65,12 @@ PRODUCTS = [
     Product((STEPS, 768, 3072), (NN, *little(NN))),
     Product((768, 768, STEPS), (TN, *little(TN))),
     *(Product((STEPS, 3072, 768), (form, little(form)[0])) for form in (TWO[0], BACK[0])),
+    *(Product((8192, 2048, 768), (form, little(form)[0])) for form in (GATED, UNGATED)),
 ]
+ROPE = [MmaForm(layout, "rope 64", columns=n) for layout in ("NN", "NT") for n in (256, 128)]
+HEADS = sorted({replace(case, blocks=None) for case in turn.CHECKED if case.D == 64}, key=repr)
 OTHERS = [MmaForm("NT", e) for e in ("bias", "bias and gelu", "residual")]
-OTHERS += [*TWO, *BACK, MmaForm("TN", "add", "float32")]
+OTHERS += [*TWO, *BACK, GATED, UNGATED, MmaForm("NN", "swiglu"), MmaForm("TN", "add", "float32")]
 OTHERS += [each for form in OTHERS for each in little(form)[: 1 if form.second else 2]]
 
 
@@ -121,6 +127,7 @@ def kernels():
     for form in FORMS:  # sums of columns are always stored, and added by a kernel of their own
         own = form if form.sums == "no" else replace(form, sums="store")
         made[label(form)] = partial(mma_kernel, own)
+    made |= {label(form): partial(mma_kernel, form) for form in ROPE}
     made |= {f"columns, {add=}": partial(columns_kernel, add) for add in (False, True)}
     sums = {"sum, stored": partial(sum_kernel, False), "sum, added": partial(sum_kernel, True)}
     return made | sums
@@ -130,7 +137,23 @@ def plans():
     """Name -> launches of every check and contest, without arrays."""
     shapes = {(form, shape) for form in FORMS for shape in (*RAGGED, *STEP)}
     shapes |= {(form, made.shape) for made in PRODUCTS for form in (*made.forms, made.choice)}
-    return {f"{label(form)}, {shape}": plan(form, shape) for form, shape in shapes}
+    made = {f"{label(form)}, {shape}": plan(form, shape) for form, shape in shapes}
+    for form, heads in turns():
+        m, n, k = heads.shape
+        tables = (ghost((turn.CONTEXT, 32), np.float32) for _ in range(2))
+        of = ghost((m, k)), ghost((k, n) if form.layout == "NN" else (n, k)), ghost((m, n)), *tables
+        made[f"{label(form)}, {heads}, {heads.T}"] = turned(form, heads, *of)
+    return made
+
+
+def turns():
+    """Each form that ends in RoPE, and each case of it."""
+    return [(form, heads) for form in ROPE for heads in HEADS if heads.layout == form.layout]
+
+
+def turned(form, heads, a, b, c, cos, sin, place=None):
+    """The launches of a product that turns; place: as of `turn.launches`, there's no list here."""
+    return mma_product(form, a, b, c, turn=Turning(cos, sin, heads.T, heads.n * heads.D))
 
 
 def arrays(of):
@@ -138,11 +161,19 @@ def arrays(of):
     return {name: x for name, x in vars(of).items() if name != "turn"}
 
 
+def stand_in(shape, kind):
+    """For an array; of gates and ups (1, 2, m, n) for a view of their rows (m, 2 n)."""
+    if len(shape) < 4:
+        return ghost(shape, kind)
+    _, _, m, n = shape
+    return Ghost(shape, np.dtype(kind), (4 * m * n, 2 * n, 4 * n, 2))
+
+
 def plan(form, shape):
     """The launches of a product on stand-ins."""
     of = arrays(gemm.stored(form, *shape))
     wide = {"sums": np.float32, "c": np.float32 if form.out == "float32" else np.uint16}
-    given = {name: x and ghost(x, wide.get(name, np.uint16)) for name, x in of.items()}
+    given = {name: x and stand_in(x, wide.get(name, np.uint16)) for name, x in of.items()}
     space = ghost((space_for(form, *shape, BLOCKS * form.resident),), np.uint8)
     return mma_product(form, **given, space=space, blocks=BLOCKS * form.resident)
 
@@ -157,12 +188,17 @@ def ours(bench, form, of):
 
 def checks(bench):
     """Name -> check of each form on each size."""
-    return {
+    made = {
         f"matmul, mma.sync {label(form)} {'x'.join(map(str, shape))}": partial(
             gemm.check, bench, form, shape, ours
         )
         for form in FORMS
         for shape in RAGGED + STEP
+    }
+    return made | {
+        f"matmul and RoPE, mma.sync {label(form)} {heads}, {heads.T} a sequence, {heads.n} of"
+        f" {heads.N} heads": partial(turn.check, bench, heads, partial(turned, form))
+        for form, heads in turns()
     }
 
 

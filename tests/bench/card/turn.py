@@ -161,8 +161,8 @@ def turned(torch, case, a, b, cos, sin):
     return s.view(case.B * case.T, case.N * case.D)
 
 
-def check(bench, case):
-    """The relative errors, ours and PyTorch's."""
+def check(bench, case, launches=launches):
+    """The relative errors, ours and PyTorch's. launches: of the product that turns."""
     torch, (a, b, cos, sin) = bench.torch, operands(bench, case)
     want = turned(torch, case, a.double(), b.double(), cos.double(), sin.double())
     peer = bench.error(turned(torch, case, a, b, cos, sin), want)

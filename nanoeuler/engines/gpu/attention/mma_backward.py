@@ -62,16 +62,49 @@ def over_keys(form: Form) -> Callable:
     return query_step
 
 
+class Given(NamedTuple):
+    """What both kernels take besides their arrays: addresses of lse and delta, and the fields of
+    `layout.Sizes`. limit: the address of an int32 for each row, read if the form is `limited`: of
+    queries the first key that each sees, of keys the last query that sees each.
+    """
+
+    lse: int
+    delta: int
+    T: int
+    heads: int
+    sharing: int
+    scale: float
+    root: float
+    limit: int
+
+
+def sizes_of(given: Given, limited: bool) -> layout.Sizes:
+    """The sizes of a launch."""
+    limit = layout.Limit(limited, given.limit, given.T)
+    return layout.Sizes(given.T, given.heads, given.sharing, given.scale, given.root, limit)
+
+
+# Six arrays with their steps, lse and delta; T, heads, sharing; scale, root; a line of limits.
+ARGUMENTS = " ".join(["l"] * 26 + ["r"] * 3 + ["f"] * 2 + ["l"])
+
+
+def kernel_of(function: Callable, form: Form, shared: int) -> Kernel:
+    """A kernel of six `mma.Strided` and a `Given`."""
+    threads, rest = 32 * form.warps, {"resident": form.resident, "target": mma.EVERY_CARD}
+    return Kernel(function, ARGUMENTS, threads, shared, **rest)
+
+
 def dq_block(form: Form) -> Callable:
     """The work of a block of `dq_kernel`."""
     D, keys, own, kind = form.D, form.step, form.own, form.operands
     rows, threads, wide, half = 16 * form.warps, 32 * form.warps, D // 2, form.step // 2
     (_, load_pair), save, fragments = kind.loads(form, rows), kind.save(form), kind.fragments(form)
-    loop = make_key_loop(form, over_keys(form))
+    loop, limited = make_key_loop(form, over_keys(form)), form.limited
     take_deltas = softmax.make_take_deltas(D, kind.size, kind.dot)
 
-    def block_of_queries(arrays: tuple, lse: int, delta: int, sizes: layout.Sizes) -> None:
+    def block_of_queries(arrays: tuple, given: Given) -> None:
         q, k, v, o, do, dq = arrays
+        sizes, lse, delta = sizes_of(given, limited), given.lse, given.delta
         T, at, base = sizes.T, mma.query_block(sizes, rows), mma.shared_base()
         # 2. Queries and their do; delta.
         of_do = mma.head_of(do, at.batch, at.head)
@@ -100,38 +133,18 @@ def dq_block(form: Form) -> Callable:
     return block_of_queries
 
 
-# Six arrays with their steps, lse and delta; T, heads, sharing; scale, root; a line of limits.
-ARGUMENTS = " ".join(["l"] * 26 + ["r"] * 3 + ["f"] * 2 + ["l"])
-
-
-def kernel_of(name: str, block: Callable, form: Form, shared: int) -> Kernel:
-    """The kernel of which `block` is a block: block(arrays, lse, delta, sizes)."""
-    limited = form.limited
-
-    def backward(
-        a, a_batch, a_head, a_row, b, b_batch, b_head, b_row, c, c_batch, c_head, c_row,
-        d, d_batch, d_head, d_row, e, e_batch, e_head, e_row, f, f_batch, f_head, f_row,
-        lse, delta, T, heads, sharing, scale, root, line,
-    ):  # fmt: skip
-        arrays = (
-            mma.Strided(a, a_batch, a_head, a_row), mma.Strided(b, b_batch, b_head, b_row),
-            mma.Strided(c, c_batch, c_head, c_row), mma.Strided(d, d_batch, d_head, d_row),
-            mma.Strided(e, e_batch, e_head, e_row), mma.Strided(f, f_batch, f_head, f_row),
-        )  # fmt: skip
-        sizes = layout.Sizes(T, heads, sharing, scale, root, layout.Limit(limited, line, T))
-        block(arrays, lse, delta, sizes)
-
-    backward.__name__ = name
-    threads, rest = 32 * form.warps, {"resident": form.resident, "target": mma.EVERY_CARD}
-    return Kernel(backward, ARGUMENTS, threads, shared, **rest)
-
-
 @functools.cache
 def dq_kernel(form: Form) -> Kernel:
-    """dq and delta; arrays q, k, v, o, do, dq, the first keys seen. Grid: (heads at a time, tiles
-    of queries, rounds), the last tile first.
-    """
-    return kernel_of("flash_mma_dq", dq_block(form), form, 2 * (form.own + form.stages * form.size))
+    """dq and delta. Grid: (heads at a time, tiles of queries, rounds), the last tile first."""
+    block = dq_block(form)
+
+    def flash_mma_dq(
+        q: mma.Strided, k: mma.Strided, v: mma.Strided, o: mma.Strided, do: mma.Strided,
+        dq: mma.Strided, given: Given,
+    ):  # fmt: skip
+        block((q, k, v, o, do, dq), given)
+
+    return kernel_of(flash_mma_dq, form, 2 * (form.own + form.stages * form.size))
 
 
 class KeyParts(NamedTuple):
@@ -282,10 +295,10 @@ def dkdv_block(form: Form) -> Callable:
     D, queries, own, kind = form.D, form.step, form.own, form.operands
     rows, wide, half = 16 * form.warps, D // 2, form.step // 2
     (_, load_pair), save, fragments = kind.loads(form, rows), kind.save(form), kind.fragments(form)
-    loop = make_query_loop(form)
+    loop, limited = make_query_loop(form), form.limited
 
-    def block_of_keys(arrays: tuple, lse: int, delta: int, sizes: layout.Sizes) -> None:
-        q, k, v, do, dk, dv = arrays
+    def block_of_keys(arrays: tuple, given: Given) -> None:
+        (q, k, v, do, dk, dv), sizes = arrays, sizes_of(given, limited)
         T, number = sizes.T, int32(cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x)
         kv_heads = divide(sizes.heads, sizes.sharing)
         batch = divide(number, kv_heads)
@@ -298,7 +311,7 @@ def dkdv_block(form: Form) -> Callable:
         of_line = (int64(batch) * sizes.heads + head) * line
         group = Group(
             mma.head_of(q, batch, head), q.head, mma.head_of(do, batch, head), do.head,
-            lse + of_line, delta + of_line, line, tile,
+            given.lse + of_line, given.delta + of_line, line, tile,
             int32(tiles_to(T, queries, int32(first + rows - 1), limits) - tile), limits,
         )  # fmt: skip
         parts = KeyParts(
@@ -322,8 +335,14 @@ def dkdv_block(form: Form) -> Callable:
 
 @functools.cache
 def dkdv_kernel(form: Form) -> Kernel:
-    """dk and dv; arrays q, k, v, do, dk, dv, the last queries that see. Grid: (key heads at a
-    time, tiles of keys, rounds), the first tile first.
-    """
+    """dk and dv. Grid: (key heads at a time, tiles of keys, rounds), the first tile first."""
+    block = dkdv_block(form)
+
+    def flash_mma_dkdv(
+        q: mma.Strided, k: mma.Strided, v: mma.Strided, do: mma.Strided, dk: mma.Strided,
+        dv: mma.Strided, given: Given,
+    ):  # fmt: skip
+        block((q, k, v, do, dk, dv), given)
+
     shared = 2 * (form.own + form.stages * form.size) + form.stages * 8 * form.step
-    return kernel_of("flash_mma_dkdv", dkdv_block(form), form, shared)
+    return kernel_of(flash_mma_dkdv, form, shared)

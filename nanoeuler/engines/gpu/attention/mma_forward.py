@@ -412,25 +412,30 @@ def queries_of(form: Form) -> int:
     return 16 * form.warps * form.operands.halves
 
 
+class Numbers(NamedTuple):
+    """Those fields of `Sizes` that are arguments of a forward launch."""
+
+    T: int
+    heads: int
+    sharing: int
+    scale: float
+
+
 @functools.cache
 def forward_kernel(form: Form) -> Kernel:
     """o and lse. Grid: (heads at a time, tiles of queries, rounds), the last tile first.
 
-    first: an int32 for each query, read if the form is `limited`. (A kernel's own arguments can
-    only be numbers, each by itself; what they are together is said in its first lines.)
+    first: the address of an int32 for each query, read if the form is `limited`.
     """
     block = halves_block(form) if form.operands.halves == 2 else single_block(form)
     threads, limited = 32 * form.warps, form.limited
 
     def flash_mma(
-        q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row,
-        o, o_batch, o_head, o_row, lse, T, heads, sharing, scale, first,
-    ):  # fmt: skip
-        arrays = (
-            mma.Strided(q, q_batch, q_head, q_row), mma.Strided(k, k_batch, k_head, k_row),
-            mma.Strided(v, v_batch, v_head, v_row), mma.Strided(o, o_batch, o_head, o_row),
-        )  # fmt: skip
-        block(arrays, lse, Sizes(T, heads, sharing, scale, scale, Limit(limited, first, T)))
+        q: mma.Strided, k: mma.Strided, v: mma.Strided, o: mma.Strided, lse, given: Numbers, first
+    ):
+        T, heads, sharing, scale = given
+        sizes = Sizes(T, heads, sharing, scale, scale, Limit(limited, first, T))
+        block((q, k, v, o), lse, sizes)
 
     shared = form.own * form.operands.halves + 2 * form.stages * form.size
     shared += 24 * threads * form.park  # what waits there

@@ -406,15 +406,15 @@ class Queries(NamedTuple):
 
 
 def fill_queries(
-    ring: wg.Ring, lines: int, stage: int, source: Queries, at: Cursor, queries: int, D: int
+    ring: wg.Ring, lines: int, stage: int, source: Queries, now: Cursor, queries: int, D: int
 ) -> None:
-    """One thread: start filling a stage with q, do, lse and delta of one tile of queries."""
-    full, to, row = wg.full_of(ring, stage), wg.tile_of(ring, stage), int32(at.tile * queries)
+    """One thread: start filling a stage with q, do, lse and delta of a tile of queries."""
+    full, to, row = wg.full_of(ring, stage), wg.tile_of(ring, stage), int32(now.tile * queries)
     mbarrier_expect(full, int32(ring.size + 8 * queries))
-    wg.fetch(wg.Heads(source.q, source.batch, at.head), row, to, queries, D, full)
+    wg.fetch(wg.Heads(source.q, source.batch, now.head), row, to, queries, D, full)
     do_to = int32(to + queries * D * 2)
-    wg.fetch(wg.Heads(source.do, source.batch, at.head), row, do_to, queries, D, full)
-    here = 4 * (int64(source.number + at.head) * source.line + row)
+    wg.fetch(wg.Heads(source.do, source.batch, now.head), row, do_to, queries, D, full)
+    here = 4 * (int64(source.number + now.head) * source.line + row)
     line = int32(lines + stage * 8 * queries)
     load_bytes(line, source.lse + here, int32(4 * queries), full)
     load_bytes(int32(line + 4 * queries), source.delta + here, int32(4 * queries), full)
@@ -472,6 +472,8 @@ def over_tile(D: int, warps: int, queries: int, first: int) -> Callable:
     """A step of `dkdv_kernel` that leaves out the first `first` queries of its tile."""
     apart = 16 * warps * D * 2  # bytes from keys to values
     count, skip = queries - first, first * 128
+    # at_once may get 64 where the tile has 128. by_columns uses the number only for the distance
+    # to the tile's next panel, and a tile of 128 queries (D = 64) is a single panel.
     to_values, to_keys = in_halves(D, queries) if count == 128 else at_once(D, count)
     rows_times, s_done = product_of_rows(count, D), product_done(count, 1)
     dk_before = product_done(D, 1)

@@ -478,6 +478,7 @@ def earlier(
         refill(chain, stand)
         scores_done(tile.s)
         # The tile's first key: limits.row, rounded down to the tile of queries, less i tiles.
+        # (Without limits limits.row is 0, and nobody looks at the key.)
         wg.forbid_others(tile.s, KEYS, int32((limits.row & -QUERIES) - i * KEYS), limits, chain.at)
         raise_lazily(tile.s, rows, scale)
         hopper.mbarrier_wait(wg.full_of(v, stand.stage), stand.phase)
@@ -538,7 +539,9 @@ def narrow_kernel(limited: bool) -> Kernel:
 # %% sec-flash-tensor-wide
 WIDE_STAGES = 2          # of keys and of values
 PRODUCER = 2             # the warpgroup that copies, after the two that multiply
-FIRST_TURN = 3           # named barriers 3 and 4: whose turn it is to issue products
+# Named barriers 3 and 4: whose turn it is to issue products. (The producer, to which 3 would
+# belong, never uses it.)
+FIRST_TURN = 3
 
 # q k^T of a step's keys, and its end
 wide_scores, wide_scores_done = hopper.product_of_rows(KEYS, 128), hopper.product_done(KEYS)

@@ -14,7 +14,6 @@ from nanoeuler.engines.gpu.gemm.mma_launch import choose_mma, mma_product, space
 from nanoeuler.engines.gpu.gemm.wgmma_launch import Given, choose, product, space_bytes
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS
 from nanoeuler.engines.gpu.lang.kernel import Launch
-from nanoeuler.errors import UserError
 
 HOPPER = 9, 0  # the one capability that has wgmma
 
@@ -43,8 +42,6 @@ def product_on(
         summed = "no" if ends.get("sums") is None else "add" if add else "store"
         form = choose(layout, (m, n, k), epilogue, out, ends.get("second") is not None, summed)
         return product(form, a, b, c, aux, **ends)
-    if ends.get("turn") is not None:
-        raise UserError(f"a product by mma.sync doesn't end in RoPE, on a GPU of {capability}")
     second, sums = ends.get("second"), ends.get("sums")
     form, summed = choose_mma(layout, m, n, k, epilogue, out, capability), "add" if add else "store"
     form = replace(form, second=second is not None, sums="no" if sums is None else summed)
@@ -52,8 +49,9 @@ def product_on(
     need = space_for(form, m, n, k, blocks)
     if need and space is None:
         space = ends.get("place", np.asarray)(np.empty(need, np.uint8))
-    given: Beside = {"second": second, "sums": sums, "space": space if need else None}
-    return mma_product(form, a, b, c, aux, **given, blocks=blocks)
+    given: Beside = {"second": second, "sums": sums, "turn": ends.get("turn"), "blocks": blocks}
+    given["space"] = space if need else None
+    return mma_product(form, a, b, c, aux, **given)
 
 
 class Kind(TypedDict, total=False):

@@ -80,6 +80,14 @@ def make_backward_pair(curve_and_slope: Callable) -> Callable:
     return backward_pair
 
 
+def swiglu_backward_pair(acc, i, gates, ups):
+    """acc[i : i + 2] meet a pair of gates and one of ups, and become h; pairs of slopes of both."""
+    low, high = acc[i], acc[i + 1]
+    a, b, acc[i] = curves.swiglu_and_slopes_fast(low, ptx.low_bf16(gates), ptx.low_bf16(ups))
+    c, d, acc[i + 1] = curves.swiglu_and_slopes_fast(high, ptx.high_bf16(gates), ptx.high_bf16(ups))
+    return ptx.pack_bf16(a, c), ptx.pack_bf16(b, d)
+
+
 # What becomes of a pair of sums and of the pair that they meet, by the epilogue.
 PAIRS = {
     "residual": residual_pair,

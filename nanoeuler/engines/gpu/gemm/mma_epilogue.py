@@ -11,21 +11,24 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from nanoeuler.engines.gpu.gemm.column_sums import strip_columns
-from nanoeuler.engines.gpu.gemm.epilogue import PAIRS, curve_of
-from nanoeuler.engines.gpu.gemm.mma_form import SIDE, SUMS, MmaForm
+from nanoeuler.engines.gpu.gemm.epilogue import PAIRS, curve_of, swiglu_backward_pair
+from nanoeuler.engines.gpu.gemm.mma_form import BOX, HALF, SIDE, SUMS, MmaForm
 from nanoeuler.engines.gpu.gemm.mma_tile import Matrix
 from nanoeuler.engines.gpu.lang import ptx
-from nanoeuler.engines.gpu.lang.instruction import cuda, int32, int64
+from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32, int64
+from nanoeuler.engines.gpu.tile import curves
 from nanoeuler.engines.gpu.tile.accumulator import make_bias, same
 from nanoeuler.engines.gpu.tile.layout import PANEL, chunk_at, lane_column, lane_row, pair_at
+from nanoeuler.engines.gpu.tile.rope import Turning, position, take_angles, turn
 
 wait_all = ptx.copy_wait(0)  # for all of the thread's copies
 
 
 class Tile(NamedTuple):
     """A warp's 64 x 64 of C: C; another matrix that it meets, or a bias as a row; the second array;
-    where lines of sums are; the tile's first row and column in C; its box in shared memory; and the
-    lane."""
+    where lines of sums are; the tile's first row and column in C; its boxes in shared memory; the
+    lane; and by what heads are turned. Of gates the tile is 64 x 32 of C, and of gates and ups that
+    sums meet, aux and second are the gates."""
 
     c: Matrix
     aux: Matrix
@@ -35,6 +38,7 @@ class Tile(NamedTuple):
     column: int
     box: int
     lane: int
+    by: Turning
 
 
 def make_add_bias(form: MmaForm) -> Callable:
@@ -46,6 +50,22 @@ def make_add_bias(form: MmaForm) -> Callable:
         bias(acc, tile.aux.start, tile.column, tile.c.columns, tile.lane)
 
     return add_bias
+
+
+def make_turn(form: MmaForm, i: int) -> Callable:
+    """turn_rows(acc, tile): the i-th 16 rows of a head are turned, if its columns are of those."""
+    D = form.way.turn  # a warp's 64 columns are one head
+    half = D // 2
+
+    def turn_rows(acc, tile):
+        if tile.column < tile.by.columns:
+            angles, of = cuda.local.array(half, float32), tile.by
+            above = int32(tile.row + 16 * i + lane_row(tile.lane))
+            above, below = position(above, of.T), position(int32(above + 8), of.T)
+            take_angles(angles, of.cos, of.sin, above, below, D, tile.lane)
+            turn(acc, i * half, angles, float32(1), D)
+
+    return turn_rows
 
 
 def make_curve(form: MmaForm, i: int) -> Callable:
@@ -66,18 +86,27 @@ def box_row(p, lane):
     return int32(p * 4 + (lane >> 3))
 
 
-def fetch_box(acc, tile):
-    """A tile of the other matrix, bf16, into the warp's box."""
-    x, chunk = tile.aux, int32(tile.lane & 7)
-    size = int32(min(max((x.columns - tile.column - chunk * 8) * 2, 0), 16))
-    for p in range(16):
-        r = box_row(p, tile.lane)
-        at = x.start + (int64(tile.row + r) * x.pitch + tile.column + chunk * 8) * 2
-        to = int32(tile.box + chunk_at(r, chunk, PANEL))
-        ptx.copy_async_part(to, at, size if tile.row + r < x.rows else int32(0))
-    ptx.copy_commit()
-    wait_all()
-    cuda.syncwarp()
+def make_fetch_boxes(form: MmaForm) -> Callable:
+    """fetch_boxes(acc, tile): a tile of the other matrix, bf16, into the warp's box; of gates and
+    ups, which are n columns on, both."""
+    boxes = form.boxes
+
+    def fetch_boxes(acc, tile):
+        x, chunk = tile.aux, int32(tile.lane & 7)
+        size = int32(min(max((x.columns - tile.column - chunk * 8) * 2, 0), 16))
+        for p in range(16):
+            r = box_row(p, tile.lane)
+            at = x.start + (int64(tile.row + r) * x.pitch + tile.column + chunk * 8) * 2
+            to = int32(tile.box + chunk_at(r, chunk, PANEL))
+            ptx.copy_async_part(to, at, size if tile.row + r < x.rows else int32(0))
+            if boxes == 2:
+                at += int64(2 * x.columns)
+                ptx.copy_async_part(to + BOX, at, size if tile.row + r < x.rows else int32(0))
+        ptx.copy_commit()
+        wait_all()
+        cuda.syncwarp()
+
+    return fetch_boxes
 
 
 def make_meet(form: MmaForm, i: int) -> Callable:
@@ -99,6 +128,45 @@ def make_meet(form: MmaForm, i: int) -> Callable:
     return meet
 
 
+def make_meet_gates(form: MmaForm, i: int) -> Callable:
+    """meet_gates(acc, tile): the sums of the i-th 16 rows become silu(gate) up of the gates and ups
+    in the boxes, and these the sums' slopes by gate and by up."""
+
+    def meet_two(acc, q, at):
+        gates, ups = ptx.load_shared_int(at), ptx.load_shared_int(at + BOX)
+        of_gates, of_ups = swiglu_backward_pair(acc, q, gates, ups)
+        ptx.store_shared_int(at, of_gates)
+        ptx.store_shared_int(at + BOX, of_ups)
+
+    def meet_gates(acc, tile):
+        own = int32(tile.box + pair_at(tile.lane) + i * 2048)
+        for j in range(8):
+            q, at = 32 * i + 4 * j, int32(own ^ (j << 4))
+            meet_two(acc, q, at)
+            meet_two(acc, q + 2, int32(at + 1024))
+        cuda.syncwarp()
+
+    return meet_gates
+
+
+def make_gate(form: MmaForm, i: int) -> Callable:
+    """gate_rows(acc, tile): the i-th 16 rows become silu(gate) up, 32 columns, of bf16 where gates
+    and ups are stored. Rows 32 on come into the registers of the first rows' ups, so a box's row
+    has a row's 32 columns, then those of the row 32 below."""
+    second, half = form.second, HALF // 2  # registers of a lane's two rows
+
+    def gate_rows(acc, tile):
+        for j in range(half):
+            at = 32 * i + j
+            gate, up = acc[at], acc[at + half]
+            if second:
+                pair = ptx.pack_bf16(gate, up)
+                gate, up = ptx.low_bf16(pair), ptx.high_bf16(pair)
+            acc[32 * (i % 2) + i // 2 * half + j] = curves.silu_fast(gate) * up
+
+    return gate_rows
+
+
 def sum_columns(acc, tile):
     """Sums over a warp's 64 rows, to its line; acc is used up."""
     for i in range(SUMS // 4):
@@ -107,15 +175,20 @@ def sum_columns(acc, tile):
     strip_columns(acc, 0, tile.lines, tile.column, line, tile.c.columns, tile.lane)
 
 
-def put_box(acc, tile):
-    """A warp's sums as bf16 into its box: 64 rows of 128 bytes, swizzled."""
-    own = int32(tile.box + pair_at(tile.lane))
-    for i in range(4):
-        for j in range(8):
-            q, to = 32 * i + 4 * j, int32((own ^ (j << 4)) + i * 2048)
-            ptx.store_shared_int(to, ptx.pack_bf16(acc[q], acc[q + 1]))
-            ptx.store_shared_int(to + 1024, ptx.pack_bf16(acc[q + 2], acc[q + 3]))
-    cuda.syncwarp()
+def make_put(count: int) -> Callable:
+    """put_box(acc, tile): `count` times 16 rows of a warp's sums as bf16 into its box: rows of 128
+    bytes, swizzled."""
+
+    def put_box(acc, tile):
+        own = int32(tile.box + pair_at(tile.lane))
+        for i in range(count):
+            for j in range(8):
+                q, to = 32 * i + 4 * j, int32((own ^ (j << 4)) + i * 2048)
+                ptx.store_shared_int(to, ptx.pack_bf16(acc[q], acc[q + 1]))
+                ptx.store_shared_int(to + 1024, ptx.pack_bf16(acc[q + 2], acc[q + 3]))
+        cuda.syncwarp()
+
+    return put_box
 
 
 def put_edge(address, words, count):
@@ -127,30 +200,34 @@ def put_edge(address, words, count):
             ptx.store_short(address + 4 * i + 2, words[i] >> 16)
 
 
-def send(c, tile):
-    """A warp's box to a matrix: 16 bytes a lane, eight lanes a row."""
-    chunk = int32(tile.lane & 7)
-    count = int32(c.columns - tile.column - chunk * 8)
-    for p in range(16):
-        r = box_row(p, tile.lane)
-        words = ptx.load_shared_int4(tile.box + chunk_at(r, chunk, PANEL))
-        at = c.start + (int64(tile.row + r) * c.pitch + tile.column + chunk * 8) * 2
-        if tile.row + r < c.rows:
-            if count >= 8:
-                ptx.store_int4(at, words[0], words[1], words[2], words[3])
-            else:
-                put_edge(at, words, count)
+def make_send(form: MmaForm, second: bool = False, box: int = 0) -> Callable:
+    """send(acc, tile): a warp's box to C, or to the second array, and then it's free. 16 bytes a
+    lane, eight lanes a row. box: which; 1: of ups, n columns on.
 
+    Of gates the right half of a box's row is n columns on, or in C 32 rows below.
+    """
+    gated, shift = form.gated, box * BOX
+    own, half = (3, 2) if gated else (7, 3)  # bits of a chunk's number: in its half, and the half
+    down, passes = (HALF, 8) if gated and not second else (0, 16)
 
-def send_box(acc, tile):
-    """A warp's box to C."""
-    send(tile.c, tile)
+    def send(acc, tile):
+        c, n, chunk = tile.second if second else tile.c, tile.c.columns, int32(tile.lane & 7)
+        column, right = int32(chunk & own), int32(chunk >> half)
+        count, away = int32(n - tile.column - column * 8), (right + box) * n if second else 0
+        for p in range(passes):
+            r = box_row(p, tile.lane)
+            words = ptx.load_shared_int4(tile.box + shift + chunk_at(r, chunk, PANEL))
+            row = tile.row + r + right * down
+            at = c.start + (int64(row) * c.pitch + tile.column + column * 8 + away) * 2
+            if row < c.rows:
+                if count >= 8:
+                    ptx.store_int4(at, words[0], words[1], words[2], words[3])
+                else:
+                    put_edge(at, words, count)
+        if second:
+            cuda.syncwarp()
 
-
-def send_second(acc, tile):
-    """A warp's box to the second array; then it's free."""
-    send(tile.second, tile)
-    cuda.syncwarp()
+    return send
 
 
 def make_store_floats(add: bool) -> Callable:
@@ -181,12 +258,16 @@ def make_store_floats(add: bool) -> Callable:
 
 def epilogue(form: MmaForm) -> list[Callable]:
     """What becomes of a warp's sums: operations on acc and a `Tile`, in order."""
-    made: list[Callable] = [make_add_bias(form)] if form.way.aux == "bias" else []
-    if form.way.aux == "tile":
-        made += [fetch_box, *(make_meet(form, i) for i in range(4))]
     if form.out == "float32":
-        return [*made, make_store_floats(form.epilogue == "add")]
-    if form.second:
-        made += [send_second] if form.sloped else [put_box, send_second]
-        made += [] if form.sloped else [make_curve(form, i) for i in range(4)]
-    return [*made, put_box, send_box] + [sum_columns] * (form.sums != "no")
+        return [make_store_floats(form.epilogue == "add")]
+    made: list[Callable] = [make_add_bias(form)] if form.way.aux == "bias" else []
+    made += [make_turn(form, i) for i in range(4 if form.way.turn else 0)]
+    stored = [make_send(form, True, box) for box in range(form.boxes)] if form.second else []
+    if form.way.aux in ("tile", "tiles"):
+        meet = make_meet if form.boxes == 1 else make_meet_gates
+        made += [make_fetch_boxes(form), *(meet(form, i) for i in range(4)), *stored]
+    elif form.second or form.gated:
+        change = make_gate if form.gated else make_curve
+        made += [make_put(4)] * form.second + stored + [change(form, i) for i in range(4)]
+    made += [make_put(2 if form.gated else 4), make_send(form)]
+    return made + [sum_columns] * (form.sums != "no")

@@ -11,21 +11,19 @@ out: three pieces, for which a lane has no registers, and numbers that round to 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from nanoeuler.engines.gpu.gemm.choice import HOPPER
 from nanoeuler.engines.gpu.gemm.float32 import AXES, depth_of, stretch_of, stretches_for
-from nanoeuler.engines.gpu.gemm.mma_form import FRAGMENTS, SIDE, MmaForm
+from nanoeuler.engines.gpu.gemm.mma_form import ALIGN, FRAGMENTS, SIDE, MmaForm
 from nanoeuler.engines.gpu.gemm.mma_kernel import make_find, make_kernel, make_sources
 from nanoeuler.engines.gpu.gemm.mma_launch import mma_product, space_for
-from nanoeuler.engines.gpu.gemm.mma_tile import Source
 from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.card import MULTIPROCESSORS, SHARED, limit
-from nanoeuler.engines.gpu.lang.instruction import cuda, int32, int64
+from nanoeuler.engines.gpu.lang.instruction import cuda, int32
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch
 from nanoeuler.errors import UserError
 
-DEPTH = 32  # float32 of k in a stage: 128 bytes
 STEPS = 2   # of a k-block, 16 of k each, and parts in which the next one is fetched
 LONGEST = 64  # k-blocks of one sum: 2048 of k, 6144 products, as `float32.DEEP` has it
 
@@ -33,6 +31,9 @@ LONGEST = 64  # k-blocks of one sum: 2048 of k, 6144 products, as `float32.DEEP`
 @dataclass(frozen=True)
 class FloatForm(MmaForm):
     """Compile-time parameters of a kernel whose operands are float32; so is C."""
+
+    operands: ClassVar[str] = "float32"
+    longest: ClassVar[int] = LONGEST
 
     out: str = "float32"
     columns: int = 128
@@ -42,59 +43,10 @@ class FloatForm(MmaForm):
         if self.out != "float32":
             raise UserError(f"products of float32 are stored as float32, not as {self.out}")
 
-    @property
-    def operands(self) -> str:
-        """The dtype of A and B."""
-        return "float32"
 
-    @property
-    def depth(self) -> int:
-        """Elements of k in a stage."""
-        return DEPTH
-
-    @property
-    def longest(self) -> int:
-        """So many k-blocks at most are one sum's."""
-        return LONGEST
-
-
-def chunk_at(row, chunk, dense):
-    """Where a row's chunk of four float32 is in the row: what moves is a bank's, not a row's."""
-    return int32(chunk ^ (row & 1) << 2) if dense else int32(chunk ^ (row >> 2 & 3) << 1)
-
-
-def make_copies(form: FloatForm, dense: bool, extent: int) -> tuple[Any, Any, Any]:
-    """begin, fetch, forward of one operand, as `mma_tile.make_copies` has them."""
-    width = DEPTH if dense else extent
-    chunks, row_bytes = width // 4, width * 4
-    passes, step = extent * DEPTH // 4 // form.threads, form.threads // chunks
-
-    def begin(x, corner, first, stage, t):
-        row, chunk = int32(t // chunks), int32(t % chunks)
-        down, across = int32(corner + row), int32(first * DEPTH + chunk * 4)
-        if not dense:
-            down, across = int32(first * DEPTH + row), int32(corner + chunk * 4)
-        start = x.start + (int64(down) * x.pitch + across) * 4
-        to = int32(stage + row * row_bytes + (chunk_at(row, chunk, dense) << 4))
-        return Source(start, int32(x.columns - across), int32(x.rows - down), x.pitch, to)
-
-    def fetch(part, ahead, source):
-        size = int32(min(max(source.rest * 4, 0), 16))
-        for j in range(passes):
-            if j * STEPS // passes == part:  # rows go on by `step`, a power of 2
-                to = int32(source.to + ahead + j * (step * row_bytes))
-                if not dense:
-                    to = int32(to ^ (j * step >> 2 & 3) << 5)
-                here = source.start + int64(j * step * 4) * source.pitch
-                ptx.copy_async_part(to, here, size if j * step < source.below else int32(0))
-
-    def forward(source):
-        start, rest, below, pitch, to = source
-        if dense:
-            return Source(start + DEPTH * 4, int32(rest - DEPTH), below, pitch, to)
-        return Source(start + int64(DEPTH * 4) * pitch, rest, int32(below - DEPTH), pitch, to)
-
-    return begin, fetch, forward
+def swizzle(row, dense):
+    """What the chunks of a row of k, or across k, are moved by: four float32 each."""
+    return int32((row & 1) << 2) if dense else int32((row >> 2 & 3) << 1)
 
 
 def cut(x, y):
@@ -106,13 +58,13 @@ def cut(x, y):
 def make_load(dense: bool, extent: int, of_a: bool) -> tuple[Any, Any]:
     """find(lane, side) -> a lane's place in a stage; load(large, small, at, step): the pieces of 64
     rows x 16 k, of B columns. side: the warp's first row of A, or column of B."""
-    row_bytes = (DEPTH if dense else extent) * 4
+    row_bytes = ALIGN if dense else extent * 4
 
     def find(lane, side):
         group, t = int32(lane >> 2), int32(lane & 3)
         if dense:
-            return int32((side + group) * row_bytes + (chunk_at(group, t, True) << 4))
-        chunk = chunk_at(int32(4 * t), int32((side + group) >> 2), False)
+            return int32((side + group) * row_bytes + ((t ^ swizzle(group, True)) << 4))
+        chunk = int32((side + group) >> 2 ^ swizzle(int32(4 * t), False))
         return int32(4 * t * row_bytes + (chunk << 4) + (group & 3) * 4)
 
     def four(at, step, i):
@@ -157,7 +109,7 @@ def make_step(form: FloatForm) -> tuple[Any, Any]:
 def make_multiply(form: FloatForm) -> Any:
     """multiply(acc, base, sources, count, warp, lane): acc += A B, over `count` k-blocks."""
     stages, stage = form.stages, form.stage
-    _, fetch, forward = make_sources(form, make_copies)
+    _, fetch, forward = make_sources(form, swizzle, STEPS)
     find, step = make_step(form)
     wait, last = ptx.copy_wait(stages - 2), (stages - 1) * stage
 
@@ -185,7 +137,7 @@ def make_multiply(form: FloatForm) -> Any:
 @cache
 def floats_kernel(form: FloatForm) -> Kernel:
     """The kernel for operands in float32: arguments as `mma_kernel.make_kernel` has them."""
-    return make_kernel(form, make_sources(form, make_copies)[0], make_multiply(form))
+    return make_kernel(form, make_sources(form, swizzle, STEPS)[0], make_multiply(form))
 
 
 def choose_floats(

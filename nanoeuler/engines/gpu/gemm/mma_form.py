@@ -13,36 +13,45 @@ C (m, n) = op(A) op(B), where the layout names how A and B are stored:
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+import numpy as np
 
 from nanoeuler.engines.gpu.gemm.epilogue import EPILOGUES as WAYS
 from nanoeuler.engines.gpu.gemm.epilogue import Way
 from nanoeuler.errors import UserError
 
-DEPTH = 64     # elements of k in a stage: 128 bytes of bf16, one row through all 32 banks
 SIDE = 64      # of a warp's tile, both ways
+HALF = SIDE // 2  # of its columns: gates, and as many ups
 SUMS = SIDE * SIDE // 32    # float32 sums in a lane's registers: 128
 FRAGMENTS = SIDE * 16 // 64  # registers of a lane for 64 x 16 of an operand: 16
-ALIGN = 128    # bytes: the period of the banks
+ALIGN = 128    # bytes: the period of the banks, and a row of a k-block
+DEPTH = ALIGN // 2  # bf16 of k in a stage
 BOX = 8192     # bytes: a warp's tile in bf16, on its way out
 PITCH = 16     # bytes: rows are a multiple of this apart, as 16-byte copies want it
 # A bias is added, then an activation function is taken.
 CURVED = "bias and gelu", "bias and gelu_exact", "bias and relu2"
 # Sums are multiplied by a function's slopes at another (m, n).
 SLOPED = "gelu backward", "gelu_exact backward", "relu2 backward"
+# Gates and ups: what they make, and its slopes by both.
+GATES = "swiglu", "swiglu backward"
 # What is done with the sums of a tile: nothing; a bias is added; another (m, n) is added; C is
 # added to; or one of the above. `epilogue.EPILOGUES` says what may come with each.
-EPILOGUES = ("store", "bias", *CURVED, "residual", *SLOPED, "add")
+EPILOGUES = ("store", "bias", *CURVED, "residual", *SLOPED, *GATES, "rope 64", "add")
 
 
 @dataclass(frozen=True)
 class MmaForm:
     """Compile-time parameters of a kernel. Float32 can store or add; bf16 all except add."""
 
+    operands: ClassVar[str] = "uint16"  # the dtype of A and B
+    longest: ClassVar[int] = 0  # so many k-blocks at most are one sum's; 0: any number
+
     layout: str = "NT"  # NT, NN or TN
     epilogue: str = "store"  # one of EPILOGUES; gelu is the tanh form
     out: str = "bf16"  # or float32, of C
-    second: bool = False  # whether S + bias is stored beside its curve, the curve beside S slope
+    second: bool = False  # whether S + bias is stored beside its curve, the curve beside S slope,
+    # (gate, up) beside what they make; slopes by gate and up always are
     sums: str = "no"  # of C's columns, where that is bf16: "store" or "add"
     rows: int = 128  # of a block's tile, one warp for each 64 x 64
     columns: int = 256
@@ -66,28 +75,40 @@ class MmaForm:
             raise UserError(f"columns of {self.epilogue!r} to {self.out} are not summed")
         if self.rows not in (64, 128, 256) or self.columns not in (64, 128, 256):
             raise UserError(f"a tile is 64, 128 or 256 either way, not {self.rows, self.columns}")
+        if self.gated and self.layout[1] == "T":
+            raise UserError(f"gates and ups are columns of B (NN, TN), not rows: {self}")
         if self.stages < 2 or self.group < 1 or self.resident < 1:
             raise UserError(f"a ring has two stages or more, and a group a row of tiles: {self}")
 
     @property
-    def operands(self) -> str:
-        """The dtype of A and B."""
-        return "uint16"
+    def size(self) -> int:
+        """Bytes of an element of A and B."""
+        return np.dtype(self.operands).itemsize
 
     @property
     def depth(self) -> int:
         """Elements of k in a stage: 128 bytes of them."""
-        return DEPTH
-
-    @property
-    def longest(self) -> int:
-        """So many k-blocks at most are one sum's; 0: any number."""
-        return 0
+        return ALIGN // self.size
 
     @property
     def way(self) -> Way:
         """What the epilogue allows and reads, on Hopper as here."""
         return WAYS[self.epilogue]
+
+    @property
+    def gated(self) -> bool:
+        """Whether B has two columns, of gates and n further on of ups, for one of C."""
+        return self.epilogue == "swiglu"
+
+    @property
+    def of_c(self) -> int:
+        """Columns of C that a block's tile becomes."""
+        return self.columns // 2 if self.gated else self.columns
+
+    @property
+    def boxes(self) -> int:
+        """Boxes of a warp: for gates and for ups where sums meet both."""
+        return 2 if self.way.aux == "tiles" else 1
 
     @property
     def sloped(self) -> bool:
@@ -102,12 +123,12 @@ class MmaForm:
     @property
     def stage(self) -> int:
         """Bytes of a stage of the ring: a k-block of A and one of B."""
-        return (self.rows + self.columns) * DEPTH * 2
+        return (self.rows + self.columns) * ALIGN
 
     @property
     def shared(self) -> int:
         """Bytes of shared memory of a block."""
-        return ALIGN + self.stages * self.stage
+        return ALIGN + max(self.stages * self.stage, self.threads // 32 * self.boxes * BOX)
 
 
 def pitch(array: Any) -> int:
@@ -119,6 +140,19 @@ def pitch(array: Any) -> int:
             f"not {tuple(array.strides)} from {address}: pad the rows"
         )
     return array.strides[0] // size
+
+
+def halves_pitch(array: Any) -> int:
+    """Elements from row to row of gates and ups (1, 2, m, n); UserError unless these are the halves
+    of rows of 2 n, n columns in eights."""
+    (_, _, _, n), (_, apart, step, size) = array.shape, array.strides
+    address = getattr(array, "address", 0)
+    if size != array.dtype.itemsize or apart != n * size or (n * size | step | address) % PITCH:
+        raise UserError(
+            f"gates and ups are rows of one array, side by side, each a multiple of {PITCH} bytes, "
+            f"not {tuple(array.strides)} apart from {address}: choose a hidden width in eights"
+        )
+    return step // size
 
 
 def require(name: str, array: Any, shape: tuple[int, ...] | None, kind: str) -> None:
@@ -173,17 +207,20 @@ def require_space(space: Any, need: int, sizes: tuple[int, ...]) -> None:
 
 def fit(form: MmaForm, a: Any, b: Any, c: Any, aux: Any = None) -> tuple[int, int, int]:
     """m, n and k of a product by mma.sync; UserError where something does not fit."""
-    m, n, k = extents(form, a, b, c)
-    shape = {"tile": (m, n), "bias": (n,)}.get(form.way.aux)
+    m, n, k = extents(form, a, b, c, 2 if form.gated else 1)
+    shape = {"tile": (m, n), "bias": (n,), "tiles": (1, 2, m, n)}.get(form.way.aux)
     require(f"aux of {form.epilogue!r}", aux, shape, "uint16")
     if form.way.aux == "bias" and n % 2:
         raise UserError(f"columns with a bias come in pairs, not {n}: pad W by a row of zeros")
+    if form.gated and n % 8:
+        raise UserError(f"gates come in eights, not {n}: choose a hidden width of eights")
     return m, n, k
 
 
 def fit_more(form: MmaForm, m: int, n: int, second: Any = None, sums: Any = None) -> None:
     """UserError where the second array (m, n) or the columns' sums (n,) don't fit."""
-    shape = (m, n) if form.second else None
+    shape = (m, 2 * n if form.gated else n) if form.second else None
+    shape = (1, 2, m, n) if form.way.aux == "tiles" else shape
     require(f"the second array of {form.epilogue!r}", second, shape, "uint16")
     require("sums of columns", sums, None if form.sums == "no" else (n,), "float32")
     if form.sums != "no" and n % 4:

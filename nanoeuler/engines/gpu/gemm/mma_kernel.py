@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.gemm.column_sums import HEADER
 from nanoeuler.engines.gpu.gemm.mma_epilogue import Tile, epilogue, wait_all
-from nanoeuler.engines.gpu.gemm.mma_form import ALIGN, BOX, FRAGMENTS, SIDE, SUMS, MmaForm
+from nanoeuler.engines.gpu.gemm.mma_form import ALIGN, BOX, FRAGMENTS, HALF, SIDE, SUMS, MmaForm
 from nanoeuler.engines.gpu.gemm.mma_tile import PARTS, Matrix, make_copies, make_load
 from nanoeuler.engines.gpu.lang import ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int8, int32, int64
 from nanoeuler.engines.gpu.lang.kernel import Kernel
 from nanoeuler.engines.gpu.tile.accumulator import in_order
+from nanoeuler.engines.gpu.tile.rope import Turning
 
 SUM_THREADS = 128  # of a block that sums pieces: 512 columns of a row
 
@@ -31,7 +32,7 @@ def make_corner(form: MmaForm) -> Any:
 
     Tiles go in groups of rows, down first: blocks that run at once share what they read.
     """
-    rows, columns, group = form.rows, form.columns, form.group
+    rows, columns, group = form.rows, form.of_c, form.group
 
     def corner(block, m, n):
         down, across = ptx.divide(m + (rows - 1), rows), ptx.divide(n + (columns - 1), columns)
@@ -44,18 +45,19 @@ def make_corner(form: MmaForm) -> Any:
     return corner
 
 
-def make_sources(form: MmaForm, copies: Any = None) -> tuple[Any, Any, Any]:
-    """begin, fetch, forward: what copies k-blocks of A and B into the ring, by `copies` of each,
-    `make_copies` if none is named.
+def make_sources(form: MmaForm, *how: Any) -> tuple[Any, Any, Any]:
+    """begin, fetch, forward: what copies k-blocks of A and B into the ring; how: the last arguments
+    of `make_copies`, if they are others than its own.
 
     begin(a, b, row, column, first, base, t) -> the sources of A and B, from k-block `first` on;
     fetch(part, ahead, sources): a part of the copies into the stage at byte `ahead`;
     forward(sources) -> the same for the next k-block.
     """
-    copies = copies or make_copies
     middle = form.rows * ALIGN  # a row of 128 bytes, or as many bytes in other rows
-    begin_a, fetch_a, forward_a = copies(form, form.layout[0] == "N", form.rows)
-    begin_b, fetch_b, forward_b = copies(form, form.layout[1] == "T", form.columns)
+    begin_a, fetch_a, forward_a = make_copies(form, form.layout[0] == "N", form.rows, False, *how)
+    begin_b, fetch_b, forward_b = make_copies(
+        form, form.layout[1] == "T", form.columns, form.gated, *how
+    )
 
     def begin(a, b, row, column, first, base, t):
         return begin_a(a, row, first, base, t), begin_b(b, column, first, base + middle, t)
@@ -159,16 +161,17 @@ class Pitches(NamedTuple):
 
 
 def make_kernel(form: MmaForm, begin: Any, multiply: Any) -> Kernel:
-    """The kernel: arrays; m, n, k; elements from row to row of each array.
+    """The kernel: arrays; m, n, k; elements from row to row of each array; RoPE's angles.
 
     begin, multiply: as `make_sources` and `make_multiply` give them. With pieces, blockIdx.y has a
     range of the k-blocks each, and C is `pieces` of float32 (m, n).
     """
     corner, finish, depth = make_corner(form), in_order(epilogue(form)), form.depth
-    upright, clear = form.rows // SIDE, ptx.zeros(SUMS)
+    upright, clear, boxes = form.rows // SIDE, ptx.zeros(SUMS), form.boxes * BOX
+    parts, wide = (2, HALF) if form.gated else (1, SIDE)  # of B's columns, and of a warp's of C
     dense_a, dense_b = form.layout[0] == "N", form.layout[1] == "T"
 
-    def gemm_mma(to: Arrays, m, n, k, of: Pitches):
+    def gemm_mma(to: Arrays, m, n, k, of: Pitches, by: Turning):
         shared = cuda.shared.array(0, int8)
         base = int32((ptx.shared_address(shared) + (ALIGN - 1)) & ~(ALIGN - 1))
         t = int32(cuda.threadIdx.x)
@@ -182,20 +185,20 @@ def make_kernel(form: MmaForm, begin: Any, multiply: Any) -> Kernel:
         clear(acc)
         end = int32(min(k, last * depth))
         left = Matrix(to.a, of.a, m, end) if dense_a else Matrix(to.a, of.a, end, m)
-        right = Matrix(to.b, of.b, n, end) if dense_b else Matrix(to.b, of.b, end, n)
+        right = Matrix(to.b, of.b, n, end) if dense_b else Matrix(to.b, of.b, end, n * parts)
         sources = begin(left, right, row, column, first, base, t)
         multiply(acc, base, sources, int32(last - first), warp, lane)
         wait_all()
         cuda.syncthreads()  # the ring is free: warps' boxes are there now
         row = int32(row + warp % upright * SIDE)
-        column = int32(column + warp // upright * SIDE)
+        column = int32(column + warp // upright * wide)
         c = Matrix(to.c + int64(piece) * m * of.c * 4, of.c, m, n)
         aux, second = Matrix(to.aux, of.aux, m, n), Matrix(to.second, of.second, m, n)
-        box = int32(base + warp * BOX)
-        finish(acc, Tile(c, aux, second, to.space + HEADER, row, column, box, lane))
+        box = int32(base + warp * boxes)
+        finish(acc, Tile(c, aux, second, to.space + HEADER, row, column, box, lane, by))
 
-    args, more = "l l l l l l r r r r r r r r", {"resident": form.resident, "target": (8, 0)}
-    return Kernel(gemm_mma, args, form.threads, form.shared, **more)
+    args, resident = "l l l l l l r r r r r r r r l l r r", form.resident
+    return Kernel(gemm_mma, args, form.threads, form.shared, resident=resident, target=(8, 0))
 
 
 @cache

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from nanoeuler.engines.gpu.gemm import wgmma_form as forms
 from nanoeuler.engines.gpu.gemm.column_sums import strip_columns
-from nanoeuler.engines.gpu.gemm.epilogue import PAIRS, curve_of
+from nanoeuler.engines.gpu.gemm.epilogue import PAIRS, curve_of, swiglu_backward_pair
 from nanoeuler.engines.gpu.lang import hopper, ptx
 from nanoeuler.engines.gpu.lang.instruction import cuda, float32, int32
 from nanoeuler.engines.gpu.tile import curves, ring
@@ -306,13 +306,6 @@ def make_turns_of_heads(form: forms.Form) -> tuple[Callable, Callable]:
 
 
 # %% sec-gemm-bays
-def swiglu_backward_pair(acc, i, gates, ups):
-    """acc[i : i + 2] meet a pair of gates and one of ups; pairs of slopes of both, and of h."""
-    a, b, c = curves.swiglu_and_slopes_fast(acc[i], ptx.low_bf16(gates), ptx.low_bf16(ups))
-    d, e, f = curves.swiglu_and_slopes_fast(acc[i + 1], ptx.high_bf16(gates), ptx.high_bf16(ups))
-    return ptx.pack_bf16(a, d), ptx.pack_bf16(b, e), ptx.pack_bf16(c, f)
-
-
 def make_meet_bay(form: forms.Form) -> Callable:
     """meet_bay(acc, i, bay, box, t): 32 sums from i on meet what is in a bay; C's strip to a box.
 
@@ -326,13 +319,16 @@ def make_meet_bay(form: forms.Form) -> Callable:
         read_strip(ups, 0, bay + forms.BOX, t)
         for j in range(4):
             k, at = i + 8 * j, squares_at(t, j)
-            a, e, u = swiglu_backward_pair(acc, k, gates[4 * j], ups[4 * j])
-            b, f, v = swiglu_backward_pair(acc, k + 2, gates[4 * j + 1], ups[4 * j + 1])
-            c, g, w = swiglu_backward_pair(acc, k + 4, gates[4 * j + 2], ups[4 * j + 2])
-            d, h, x = swiglu_backward_pair(acc, k + 6, gates[4 * j + 3], ups[4 * j + 3])
+            a, e = swiglu_backward_pair(acc, k, gates[4 * j], ups[4 * j])
+            b, f = swiglu_backward_pair(acc, k + 2, gates[4 * j + 1], ups[4 * j + 1])
+            c, g = swiglu_backward_pair(acc, k + 4, gates[4 * j + 2], ups[4 * j + 2])
+            d, h = swiglu_backward_pair(acc, k + 6, gates[4 * j + 3], ups[4 * j + 3])
             hopper.stmatrix4(bay + at, a, b, c, d)
             hopper.stmatrix4(bay + forms.BOX + at, e, f, g, h)
-            hopper.stmatrix4(box + at, u, v, w, x)
+            hopper.stmatrix4(
+                box + at, ptx.pack_bf16(acc[k], acc[k + 1]), ptx.pack_bf16(acc[k + 2], acc[k + 3]),
+                ptx.pack_bf16(acc[k + 4], acc[k + 5]), ptx.pack_bf16(acc[k + 6], acc[k + 7]),
+            )  # fmt: skip
 
     def meet_one(acc, i, bay, box, t):
         u = cuda.local.array(16, int32)

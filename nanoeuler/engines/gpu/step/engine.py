@@ -22,7 +22,6 @@ import numpy as np
 
 from nanoeuler.engines.gpu.attention import choice, float32_launch, layout, mma_launch
 from nanoeuler.engines.gpu.attention.documents import Documents
-from nanoeuler.engines.gpu.gemm.epilogue import EPILOGUES
 from nanoeuler.engines.gpu.gemm.float32 import eights
 from nanoeuler.engines.gpu.lang.card import L2
 from nanoeuler.engines.gpu.lang.vectors import kind_of, piece
@@ -557,15 +556,15 @@ class CudaEngine(Engine):
         return moved, *self.norm(Norm(config.norm, config.norm_eps), x, gain, bias, add)
 
     def move_norm_backward(
-        self, config: ModelConfig, dn: Array, x: Array, gain: Array, stats: Array, dgain: Array,
-        dbias: Array | None, dx: Array | None = None,
+        self, config: ModelConfig, dn: Array, x: Array, gain: Array, stats: Array,
+        dnorm: tuple[Array, Array | None], dx: Array | None = None,
     ) -> Array:  # fmt: skip
         """dx (B, T, C), to which the norm's gradient is added where it is computed; None: it alone.
 
-        dn (B, T, C), x: the stream that was normed, stats: what the norm kept. Adds to dgain and
-        dbias, float32 (C,), at the end of the backward pass.
+        dn (B, T, C), x: the stream that was normed, stats: what the norm kept. Adds to dnorm, the
+        gradients of gain and bias, float32 (C,), at the end of the backward pass.
         """
-        return self.norm_backward(config.norm, (dn, x, stats, gain), dgain, dbias, dx)
+        return self.norm_backward(config.norm, (dn, x, stats, gain), *dnorm, dx)
 
     def saved_norm(self, config: ModelConfig, n: Array) -> Array | None:
         """n, where those of all sublayers may be kept (`wide`, `Precision.kept`); else None.
@@ -593,8 +592,9 @@ class CudaEngine(Engine):
 
     def fused_rope(self, config: ModelConfig, T: int, start: int = 0) -> Turning | None:
         """RoPE for the product that makes heads; None: there is none, or it has its own kernels."""
-        D, able = config.head_dim, self.multiply.gated and self.precision.fused_rope
-        if config.position != "rope" or config.qk_norm or not able or f"rope {D}" not in EPILOGUES:
+        D = config.head_dim
+        able = self.precision.fused_rope and D in self.multiply.turned
+        if config.position != "rope" or config.qk_norm or not able:
             return None
         tables = self.rope_tables(config.context, D, config.angles)
         cos, sin = (x[start : start + T] for x in tables)
@@ -651,6 +651,8 @@ class CudaEngine(Engine):
         dy = self.linear_backward(dout, saved.y, b.wo, db.wo, db.wo_bias)
         T, G = dout.shape[1], config.n_kv_heads
         rope = self.fused_rope(config, T)
+        if rope and choice.family(self.capability, config.head_dim) is mma_launch:
+            rope = None  # RoPE is not undone there
         dheads = self.attention_backward(dy, saved.heads, G, saved.p, saved.first, rope)
         del dy
         if config.qk_norm:
@@ -689,7 +691,7 @@ class CudaEngine(Engine):
 
     def mlp(self, config: ModelConfig, b: Block, n: Array) -> tuple[Array, Any]:
         u, h = self.hidden(config, b, n)
-        h = h or self.activation(config, u)
+        h = self.activation(config, u) if h is None else h
         return self.linear(h, b.w_down, b.w_down_bias), (self.saved_norm(config, n), u)
 
     def mlp_again(self, config: ModelConfig, b: Block, n: Array) -> Any:
@@ -710,7 +712,7 @@ class CudaEngine(Engine):
         self.lend_gradients(b)
         if self.multiply.fused and config.mlp != "swiglu":
             return self.linear_gelu(config.mlp, n, b.w_up, b.w_up_bias)
-        if self.multiply.gated and b.w_up_bias is None and config.hidden % GATES == 0:
+        if self.multiply.fused and b.w_up_bias is None and config.hidden % GATES == 0:
             return self.linear_swiglu(n, b.w_up)
         return self.linear(n, b.w_up, b.w_up_bias), None
 
@@ -762,7 +764,7 @@ class CudaEngine(Engine):
         dout, (n, u) = self.operand(dout, db.w_down_bias, "w_down"), saved
         if config.mlp != "swiglu" and self.multiply.fused:
             du, h = self.linear_gelu_backward(config.mlp, dout, b.w_down, u, db.w_up_bias)
-        elif self.fused_swiglu_backward and self.multiply.gated and db.w_up_bias is None:
+        elif self.fused_swiglu_backward and self.multiply.fused and db.w_up_bias is None:
             du, h = self.linear_swiglu_backward(dout, b.w_down, u)
         else:
             dh = self.linear_dx(dout, b.w_down)

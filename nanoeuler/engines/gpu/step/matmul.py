@@ -53,8 +53,8 @@ class Multiplier:
     """Records products. What has to wait does so in one workspace, of all of them.
 
     words: which GEMM backend this is, for a line of a run's plan. fused: whether a product can end
-    in an activation function or its backward, in a second array, in column sums. gated: whether it
-    can end in SwiGLU or in RoPE, too, which need columns that lie apart.
+    in an activation function or its backward, in a second array, in column sums. turned: the widths
+    of heads with which it can end in RoPE.
     """
 
     words = "our kernels multiply"
@@ -65,7 +65,8 @@ class Multiplier:
         self.recording, self.capability = recording, tuple(capability)
         self.multiprocessors, self.pieces = multiprocessors, pieces
         self.fused = pieces == 1
-        self.gated = self.fused and self.capability == HOPPER
+        widths = (64, 128) if self.capability == HOPPER else (64,)
+        self.turned = widths if self.fused else ()
 
     def bf16(self, layout: str, a: Array, b: Array, c: Array, end: Epilogue) -> list[Launch]:
         """The launches of `product_on`; sums are added to."""

@@ -1,8 +1,8 @@
-# Made from book/11b-tensor-cores.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/i-machine-code.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-gemm-turn
-"""RoPE on heads that lie in a warpgroup's registers, as the tensor cores leave them.
+# %% sec-tile
+"""RoPE on heads that lie in registers, as the tensor cores leave them.
 
 A thread has, of a head of width D = 64 or 128, D / 2 registers: 4 j and 4 j + 1 are columns
 8 j + 2 (lane % 4) and the next of one row, 4 j + 2 and 4 j + 3 the same of the row 8 below. So the

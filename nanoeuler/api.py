@@ -126,7 +126,8 @@ def _fitting(
     If none can, a UserError says what is too large."""
     check_batch(config, settings)
     what = f"a step of {settings.batch_size} x {config.context} tokens"
-    less = "choose a smaller batch_size, a larger accumulate, or fewer threads"
+    less = ("choose a smaller batch_size, a larger accumulate, fewer threads, or a model of a "
+            "shorter context (nanoeuler import --context)")  # fmt: skip
     shape = settings.batch_size, settings.accumulate, execution.threads
     if execution.engine in GPU_ENGINES:
         if lora:

@@ -140,6 +140,13 @@ def test_neither_batches_nor_threads_change_a_likelihood():
         assert one[1:] == two[1:] and abs(one.log_p - two.log_p) <= 1e-5 * one.tokens
 
 
+def test_a_scorer_on_a_processor_keeps_nothing_of_a_pass():
+    (scorer,) = scorers("cpu", W, 1)
+    rows = [(np.arange(9), 1)] * 3
+    assert scorer.score(rows) == scorer.score(rows)
+    assert scorer.engine.forward_only and not scorer.engine.arena.slab.size
+
+
 @pytest.mark.parametrize("n, begin, most", [(9, 3, 8), (30, 29, 8), (30, 25, 8), (60, 1, 8),
                                             (17, 1, 8), (25, 9, 8), (2, 1, 1), (9, 1, 1)])
 def test_windows_score_each_id_once_from_no_more_than_the_context(n, begin, most):

@@ -138,7 +138,7 @@ class CpuScorer:
         tokens = np.zeros((len(rows), T), np.int64)
         for b, (ids, _) in enumerate(rows):
             tokens[b, : len(ids) - 1] = ids[:-1]
-        self.engine.begin()
+        self.engine.forward_only = True  # and without `begin` an arena holds nothing either
         n, _ = stream(self.engine, config, self.weights, tokens)
         W, found = output_matrix(config, self.weights)[:, : config.vocab_size], []
         for b, (ids, begin) in enumerate(rows):
@@ -158,7 +158,7 @@ def likelihoods(
 ) -> list[Likelihood]:
     """The `Likelihood` of each span, each token from at most `context` ids: eq-eval-loglik.
 
-    Every scorer has a thread. Make them once: each keeps the memory that it works in.
+    Every scorer has a thread. Make them once: a GPU's keeps the memory that it works in.
     """
     rows = [(i, *each) for i, one in enumerate(spans)
             for each in windows(len(one.ids), one.begin, context)]  # fmt: skip

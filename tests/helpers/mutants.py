@@ -244,7 +244,7 @@ GELU = [
 ]
 CROSS_ENTROPY = [
     ("(1) not divided by the total", "dlogits /= total", "dlogits /= 1"),
-    ("(2) dropped", "axis=-1) - 1, axis=-1)", "axis=-1) - 0, axis=-1)"),
+    ("(2) dropped", "p_target - 1, axis", "p_target - 0, axis"),
     ("(2) at the token before", "put_along_axis(dlogits, at,", "put_along_axis(dlogits, at - 1,"),
     ("(3) scale forgotten", "(counted * scale)", "(counted * np.ones_like(scale))"),
     ("(3) scales of the heads exchanged", "(counted * scale)", "(counted * scale[::-1])"),

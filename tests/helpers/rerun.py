@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -106,8 +107,8 @@ def by_pytest(flags: list[str], variables: dict[str, str], folder: str) -> tuple
 
 
 @functools.cache
-def nbval() -> subprocess.Popen:
-    """The Python that NBVAL runs in, which ends with this one."""
+def nbval(thread: int) -> subprocess.Popen:
+    """The Python that NBVAL runs in for a thread, which ends with this one."""
     started = subprocess.Popen([sys.executable, "-c", NBVAL, str(HELPERS)], cwd=ROOT, text=True,
                                stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
     atexit.register(started.communicate)
@@ -147,7 +148,7 @@ def by_nbval(flags: list[str], variables: dict[str, str], folder: str) -> tuple[
     told = Path(folder, "said")
     order = json.dumps([flags, variables, str(told), kernels(variables)]) + "\n"
     if hasattr(os, "fork"):
-        process = nbval()
+        process = nbval(threading.get_ident())
         process.stdin.write(order)
         process.stdin.flush()
         code = int(process.stdout.readline())

@@ -20,6 +20,7 @@ from nanoeuler.model.backward import IGNORE
 from nanoeuler.model.layers import places
 from nanoeuler.model.transformer import forward, loss_and_gradients, loss_sums
 from nanoeuler.model.weights import Weights
+from nanoeuler.training.optim import AdamW
 
 ARCHITECTURES = {**architectures(), "ours": TINY, "GPT-2's": TINY_GPT2}
 CONTEXT = 11
@@ -160,7 +161,7 @@ def test_a_stepper_gives_each_shard_its_own_rows(pieces):
     sums = loss_and_gradients(
         ReferenceEngine(), config, problem.w, tokens, targets, problem.scale, whole, first
     )
-    stepper = make_stepper("reference", problem.w, None, threads=2, pieces=pieces)
+    stepper = make_stepper("reference", problem.w, AdamW(problem.w), threads=2, pieces=pieces)
     got = sum(stepper.shard_gradients(tokens, targets, problem.scale, first=first))
     np.testing.assert_allclose(got, sums, rtol=1e-13)
     assert np.abs(stepper.gradients.flat - whole.flat).max() <= 1e-13 * np.abs(whole.flat).max()

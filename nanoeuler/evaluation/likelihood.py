@@ -138,7 +138,7 @@ class CpuScorer:
         tokens = np.zeros((len(rows), T), np.int64)
         for b, (ids, _) in enumerate(rows):
             tokens[b, : len(ids) - 1] = ids[:-1]
-        self.engine.forward_only = True  # and without `begin` an arena holds nothing either
+        self.engine.begin()
         n, _ = stream(self.engine, config, self.weights, tokens)
         W, found = output_matrix(config, self.weights)[:, : config.vocab_size], []
         for b, (ids, begin) in enumerate(rows):
@@ -230,5 +230,7 @@ def scorers(engine: str, weights: Weights, threads: int | None = None) -> list[S
     if name in GPU_ENGINES:
         cuda = import_module(GPU_SCORER).cuda_scorer(name, weights)
         return [GpuScorer(cuda, weights.config.context, name)]
-    make = engine_factory(name)
-    return [CpuScorer(make(), weights) for _ in range(threads or cores())]
+    engines = [engine_factory(name)() for _ in range(threads or cores())]
+    for each in engines:
+        each.forward_only = True
+    return [CpuScorer(each, weights) for each in engines]

@@ -53,9 +53,10 @@ def products(threads):
 def pass_of(batch, tokens_each, threads):
     """A pass over that many sequences of the small model, cut to so many tokens."""
     from nanoeuler.engines.registry import make_stepper
+    from nanoeuler.training.optim import AdamW
 
     config, weights, tokens, targets, scale = cpu.problem("small", batch)
-    ours = make_stepper("cpu", weights, None, threads=threads)
+    ours = make_stepper("cpu", weights, AdamW(weights), threads=threads)
     cut = slice(0, tokens_each)
     return lambda: ours.shard_gradients(tokens[:, cut], targets[:, cut], scale)
 

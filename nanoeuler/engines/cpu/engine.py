@@ -78,8 +78,12 @@ class FusedEngine(Engine):
         self.arena, self.tables = Arena(), {}  # RoPE's tables
 
     def begin(self) -> None:
-        """Start a pass: every array that this engine returned before may be overwritten."""
-        self.arena.begin()
+        """Start a pass: every array that this engine returned before may be overwritten.
+
+        Where no backward pass follows, arrays go back when nobody holds them: the arena is empty.
+        """
+        if not self.forward_only:
+            self.arena.begin()
 
     @contextmanager
     def scratch(self) -> Iterator[None]:

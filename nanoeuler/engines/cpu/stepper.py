@@ -59,8 +59,9 @@ class CpuStepper(Stepper):
 
     `make_engine` makes an engine; `threads` is by default one per core, at most SHARDS. Each shard
     goes through an engine's memory in `pieces` parts, if it has so many sequences. `weights` are
-    changed in place by `optimizer`. `gradients` are those of the last step, clipped; `buffers` is
-    memory for more of them, made when it is needed.
+    changed in place by `optimizer`; None: `sums` alone is used, and engines keep nothing of a pass.
+    `gradients` are those of the last step, clipped; `buffers` is memory for more of them, made when
+    it is needed.
     """
 
     def __init__(
@@ -73,6 +74,8 @@ class CpuStepper(Stepper):
         if optimizer is not None:
             optimizer.threads = self.threads
         self.engines = [make_engine() for _ in range(self.threads)]
+        for engine in self.engines:
+            engine.forward_only = optimizer is None
         self.pool, self.buffers = ThreadPoolExecutor(self.threads), []
 
     def _map(self, function, *columns):
@@ -122,6 +125,7 @@ class CpuStepper(Stepper):
 
         tokens (B, T), targets (B, T, K) int, scale (K,) of the loss; rows None: all shards.
         """
+        assert self.optimizer is not None, "made without an optimizer, it has `sums` alone"
         rows = shards_of(*tokens.shape) if rows is None else rows
         sums, waiting, after = [], [], additions(len(rows), halvings)
         free = [self.gradients, *self.buffers]

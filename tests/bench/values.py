@@ -48,34 +48,22 @@ FILE = "modern"  # of data/measurements
 def model_class(variant):
     """`torch_peer.Model` with another source of values, or with skips."""
     import torch
-    import torch.nn.functional as F
     from torch import nn
     from torch_peer import Block, Model
 
     class Mixed(Block):
         """A block whose values may be mixed with `other` (B, G, T, D)."""
 
-        def mixed(self, n, cos, sin, other=None):
-            B, T, _ = n.shape
-            H, G = self.H, self.G
-            heads = self.wqkv(n).view(B, T, H + 2 * G, self.D).transpose(1, 2)
-            q, k, v = heads.split([H, G, G], 1)
-            q, k = self.q_norm(q), self.k_norm(k)
-            q, k = (torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(v.dtype)
-                    for a, b in (q.chunk(2, -1), k.chunk(2, -1)))  # fmt: skip
-            use = v if other is None else (self.mix[0] * v + self.mix[1] * other).to(v.dtype)
-            y = F.scaled_dot_product_attention(q, k, use, is_causal=True, enable_gqa=H != G)
-            return self.wo(y.transpose(1, 2).reshape(B, T, -1)), v
-
         def forward(self, x, cos, sin, other=None):
-            y, v = self.mixed(self.norm1(x), cos, sin, other)
-            x = x + y
+            q, k, v = self.split(self.norm1(x), cos, sin)
+            use = v if other is None else (self.mix[0] * v + self.mix[1] * other).to(v.dtype)
+            x = x + self.attend(q, k, use)
             return x + self.mlp(self.norm2(x)), v
 
     class Other(Model):
         def __init__(self, config):
             super().__init__(config)
-            self.kind, L = variant, config.n_layers
+            L = config.n_layers
             self.block = nn.ModuleList(Mixed(config) for _ in range(L))
             if variant == EMBEDDINGS:
                 wide = config.n_kv_heads * config.head_dim
@@ -83,15 +71,16 @@ def model_class(variant):
                     nn.Embedding(config.vocab_size, wide) for _ in range(min(TABLES, L // 2))
                 )
             for i, block in enumerate(self.block):
-                if variant == RESIDUAL and i or variant == EMBEDDINGS and self.table_of(i, L):
+                tabled = variant == EMBEDDINGS and self.table_of(i) is not None
+                if tabled or variant == RESIDUAL and i:
                     block.mix = nn.Parameter(torch.ones(2))
             if variant == SKIPS:
                 self.skip = nn.Parameter(torch.ones(L // 2))
 
-        def table_of(self, i, L):
-            """Number of the table that layer i reads, from 1; 0: none."""
-            near = min(i, L - 1 - i)
-            return near + 1 if near < len(self.tables) else 0
+        def table_of(self, i):
+            """The table that layer i reads; None: none."""
+            near = min(i, len(self.block) - 1 - i)
+            return self.tables[near] if near < len(self.tables) else None
 
         def begin(self):
             """The weights of mixtures as they begin: halves, and skips that change nothing."""
@@ -99,30 +88,26 @@ def model_class(variant):
                 for block in self.block:
                     if hasattr(block, "mix"):
                         block.mix.fill_(0.5)
-                if self.kind == SKIPS:
+                if variant == SKIPS:
                     self.skip.zero_()
 
         def looked_up(self, tokens, i, G):
             """What layer i mixes with its values, from a table; None if nothing."""
-            if self.kind != EMBEDDINGS or not (at := self.table_of(i, len(self.block))):
+            if variant != EMBEDDINGS or (table := self.table_of(i)) is None:
                 return None
             B, T = tokens.shape
-            return self.tables[at - 1](tokens).view(B, T, G, -1).transpose(1, 2)
+            return table(tokens).view(B, T, G, -1).transpose(1, 2)
 
-        def forward(self, tokens, targets, scale):
-            T, L, x = tokens.shape[1], len(self.block), self.embedding(tokens)
-            known, first = [], None
+        def blocks(self, x, tokens):
+            T, L, known, first = x.shape[1], len(self.block), [], None
             for i, block in enumerate(self.block):
-                if self.kind == SKIPS and i >= L - L // 2:
+                if variant == SKIPS and i >= L - L // 2:
                     x = x + self.skip[i - L + L // 2] * known[L - 1 - i]
-                other = first if self.kind == RESIDUAL else self.looked_up(tokens, i, block.G)
+                other = first if variant == RESIDUAL else self.looked_up(tokens, i, block.G)
                 x, v = block(x, self.cos[:T], self.sin[:T], other)
                 first = v if first is None else first
                 known.append(x)
-            logits = self.output(self.norm(x)).view(targets.numel(), -1)
-            each = F.cross_entropy(logits, targets.reshape(-1), reduction="none", ignore_index=-1)
-            each = each.view(-1, len(scale))
-            return (each * scale).sum(), each.detach().sum(0)
+            return x
 
     return Other
 
@@ -189,6 +174,11 @@ def main(arguments=None):
         for what, value, unit in (("bits, PyTorch", bits, "bits/byte"), ("step, PyTorch", ms, "ms"),
                                   ("parameters, PyTorch", count, "parameters")):  # fmt: skip
             made.append(where | {"what": what, "case": case, "value": float(value), "unit": unit})
+        if variant in CHANGES:
+            made.append(where | {
+                "what": "predicted, PyTorch", "case": json.dumps({"search": variant}),
+                "value": CHANGES[variant], "unit": "bits/byte",
+            })  # fmt: skip
         if out := os.environ.get("OUT"):
             name = f"values-{options.seed}-{'-'.join(options.variants).replace(' ', '_')}.json"
             (Path(out) / name).write_text(json.dumps(made, indent=1))

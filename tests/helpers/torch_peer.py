@@ -40,7 +40,8 @@ class Block(nn.Module):
         self.w_up = nn.Linear(C, 2 * hidden if gated else hidden, bias=bias)
         self.w_down = nn.Linear(hidden, C, bias=bias)
 
-    def attend(self, n, cos, sin):
+    def split(self, n, cos, sin):
+        """Queries, keys, values (B, heads, T, D), as attention takes them."""
         B, T, _ = n.shape
         heads = self.wqkv(n).view(B, T, self.H + 2 * self.G, self.D).transpose(1, 2)
         turned, v = heads.split([self.H + self.G, self.G], 1)
@@ -50,9 +51,11 @@ class Block(nn.Module):
         if self.turned:
             a, b = turned.chunk(2, -1)
             turned = torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(v.dtype)
-        q, k = turned.to(v.dtype).split([self.H, self.G], 1)
+        return *turned.to(v.dtype).split([self.H, self.G], 1), v
+
+    def attend(self, q, k, v):
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.H != self.G)
-        return self.wo(y.transpose(1, 2).reshape(B, T, -1))
+        return self.wo(y.transpose(1, 2).flatten(2))
 
     def mlp(self, n):
         u = self.w_up(n)
@@ -64,7 +67,7 @@ class Block(nn.Module):
         return self.w_down(F.silu(gate) * up)
 
     def forward(self, x, cos, sin):
-        x = x + self.attend(self.norm1(x), cos, sin)
+        x = x + self.attend(*self.split(self.norm1(x), cos, sin))
         return x + self.mlp(self.norm2(x))
 
 
@@ -88,14 +91,19 @@ class Model(nn.Module):
         for name, table in zip(("cos", "sin"), tables or [np.zeros(0)] * 2, strict=True):
             self.register_buffer(name, torch.from_numpy(table))  # float64: `to` makes them shorter
 
+    def blocks(self, x, tokens):
+        """The stream x (B, T, C) after all blocks."""
+        T = x.shape[1]
+        for block in self.block:
+            x = block(x, self.cos[:T], self.sin[:T])
+        return x
+
     def forward(self, tokens, targets, scale):
         """Of tokens (B, T), targets (B, T, K), scale (K,): `loss_and_gradients`'s."""
         T, x = tokens.shape[1], self.embedding(tokens)
         if self.positions is not None:
             x = x + self.positions.weight[:T]
-        for block in self.block:
-            x = block(x, self.cos[:T], self.sin[:T])
-        n = self.norm(x)
+        n = self.norm(self.blocks(x, tokens))
         logits = F.linear(n, self.embedding.weight) if self.output is None else self.output(n)
         if self.cap:
             wide = logits if logits.dtype == torch.float64 else logits.float()

@@ -115,6 +115,9 @@ def nbval(thread: int) -> subprocess.Popen:
     return started
 
 
+STARTS = threading.Lock()  # held by the thread that starts a notebook's kernels, or looks for them
+
+
 @functools.cache
 def warm() -> tuple[dict[str, str], list[str]]:
     """Holds the environment and the socket of notebook_kernels.py, once it has been started."""
@@ -129,18 +132,19 @@ def kernels(variables: dict[str, str]) -> str:
     """
     mine = {name: value for name, value in variables.items()
             if name not in ("PYTHONPATH", "PYTEST_CURRENT_TEST")}  # fmt: skip
-    found, places = warm()
-    if sys.platform == "linux" and not places:
-        folder = tempfile.TemporaryDirectory(prefix="nanoeuler-kernels-")
-        place = str(Path(folder.name, "socket"))
-        command = [sys.executable, str(HELPERS / "notebook_kernels.py"), place]
-        server = subprocess.Popen(command, cwd=ROOT, env=mine | {"PYTHONPATH": str(INSIDE)},
-                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
-        places.append(place if server.stdout.readline() else "")  # it says when it is ready
-        found.update(mine)
-        atexit.register(folder.cleanup)
-        atexit.register(server.communicate)
-    return places[0] if found == mine else ""
+    with STARTS:
+        found, places = warm()
+        if sys.platform == "linux" and not places:
+            folder = tempfile.TemporaryDirectory(prefix="nanoeuler-kernels-")
+            place = str(Path(folder.name, "socket"))
+            command = [sys.executable, str(HELPERS / "notebook_kernels.py"), place]
+            server = subprocess.Popen(command, cwd=ROOT, env=mine | {"PYTHONPATH": str(INSIDE)},
+                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+            places.append(place if server.stdout.readline() else "")  # it says when it is ready
+            found.update(mine)
+            atexit.register(folder.cleanup)
+            atexit.register(server.communicate)
+        return places[0] if found == mine else ""
 
 
 def by_nbval(flags: list[str], variables: dict[str, str], folder: str) -> tuple[int, str]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from nanoeuler.engines.gpu.gemm.mma_form import DEPTH, HALF, PITCH, SIDE, MmaForm
 from nanoeuler.engines.gpu.lang.instruction import int32, int64
 from nanoeuler.engines.gpu.lang.ptx import copy_async_part, ldmatrix_across, ldmatrix_down
+from nanoeuler.engines.gpu.tile import layout
 from nanoeuler.engines.gpu.tile.layout import chunk_at, squares_across, squares_down
 
 PARTS = 3  # a k-block is fetched in so many parts, beside the first three of its four steps
@@ -42,9 +43,8 @@ class Source(NamedTuple):
 
 
 def swizzle(row, dense):
-    """What the chunks of a row are moved by, as `tile.layout.swizzle` has it for rows of 128 bytes
-    and more."""
-    return int32(row & 7)
+    """What the chunks of a row of 128 bytes or more are moved by."""
+    return layout.swizzle(row, layout.PANEL)
 
 
 def make_column(form: MmaForm, gated: bool) -> Callable:

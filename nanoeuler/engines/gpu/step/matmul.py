@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nanoeuler.engines.gpu.gemm import mma_form
 from nanoeuler.engines.gpu.gemm.choice import HOPPER, product_on, space_on
+from nanoeuler.engines.gpu.gemm.epilogue import EPILOGUES
 from nanoeuler.engines.gpu.gemm.float32 import eights, pieces_product, split_shapes
 from nanoeuler.engines.gpu.gemm.mma_floats import floats_product, in_registers
 from nanoeuler.engines.gpu.lang.kernel import Launch
@@ -65,8 +67,8 @@ class Multiplier:
         self.recording, self.capability = recording, tuple(capability)
         self.multiprocessors, self.pieces = multiprocessors, pieces
         self.fused = pieces == 1
-        widths = (64, 128) if self.capability == HOPPER else (64,)
-        self.turned = widths if self.fused else ()
+        names = EPILOGUES if self.capability == HOPPER else mma_form.EPILOGUES
+        self.turned = {EPILOGUES[name].turn for name in names if self.fused} - {0}
 
     def bf16(self, layout: str, a: Array, b: Array, c: Array, end: Epilogue) -> list[Launch]:
         """The launches of `product_on`; sums are added to."""

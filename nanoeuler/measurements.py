@@ -94,9 +94,8 @@ def row(
     unit: str,
     peer: str | None = None,
     peer_value: float | None = None,
-    on: str | None = None,
 ) -> Row:
-    """One measurement with its circumstances; `on` names the device if it isn't this machine."""
+    """One measurement of this machine's processor, with its circumstances."""
     versions = {"python": platform.python_version()}
     for name in ("numpy", "numba", *([peer] if peer else [])):
         try:
@@ -105,6 +104,6 @@ def row(
             pass  # a peer need not be a Python package
     return {
         "what": what, "case": case, "engine": engine, "value": value, "unit": unit,
-        "peer": peer, "peer_value": peer_value, "device": on or device(), "versions": versions,
+        "peer": peer, "peer_value": peer_value, "device": device(), "versions": versions,
         "commit": commit(), "date": datetime.date.today().isoformat(),
     }  # fmt: skip

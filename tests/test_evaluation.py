@@ -26,6 +26,7 @@ from nanoeuler.errors import UserError
 from nanoeuler.evaluation import judge as judging
 from nanoeuler.evaluation.items import KINDS, item
 from nanoeuler.evaluation.judge import (
+    TaskFile,
     core,
     find_likelihoods,
     is_core,
@@ -241,7 +242,7 @@ def test_a_line_may_hold_any_character(tmp_path):
 
 def test_limits_and_missing_files(tmp_path):
     (tmp_path / "x").write_text((json.dumps(RECORDS["choice"]) + "\n") * 5)
-    assert judge(W, TOKENIZER, "copa", tmp_path / "x", limit=3).scores["acc"].items == 3
+    assert judge(W, TOKENIZER, TaskFile("copa", tmp_path / "x", limit=3)).scores["acc"].items == 3
     for path in (tmp_path / "absent", tmp_path):
         with pytest.raises(UserError):
             read_items("copa", path)
@@ -342,7 +343,7 @@ def test_an_interrupted_task_goes_on_where_it_was(task, tmp_path, monkeypatch):
     spans = [spans_of(TOKENIZER, one) for one in read_items("copa", task)]
     sizes = [len(group) for group in judging.groups(range(12), spans, 70)]
     assert sum(sizes) == 12 and 2 < len(sizes) < 8
-    whole, seen = judge(W, TOKENIZER, "copa", task), []
+    whole, seen = judge(W, TOKENIZER, TaskFile("copa", task)), []
 
     def stop(done, total):
         seen.append((done, total))
@@ -351,16 +352,16 @@ def test_an_interrupted_task_goes_on_where_it_was(task, tmp_path, monkeypatch):
 
     keep = tmp_path / "kept" / "copa.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        judge(W, TOKENIZER, "copa", task, report=stop, keep=keep)
+        judge(W, TOKENIZER, TaskFile("copa", task), report=stop, keep=keep)
     assert seen == [(sum(sizes[: n + 1]), 12) for n in range(len(sizes) - 1)]
     with keep.open("a") as file:
         file.write('{"item": 10, "fou')  # as a power cut leaves it
     asked = []
     real = judging.likelihoods
     monkeypatch.setattr(judging, "likelihoods", lambda *a, **k: asked.append(a[2]) or real(*a, **k))
-    assert judge(W, TOKENIZER, "copa", task, keep=keep) == whole
+    assert judge(W, TOKENIZER, TaskFile("copa", task), keep=keep) == whole
     assert len(asked) == 1 and len(asked[0]) == 2 * sizes[-1]  # items of two choices
-    assert judge(W, TOKENIZER, "copa", task, keep=keep) == whole and len(asked) == 1
+    assert judge(W, TOKENIZER, TaskFile("copa", task), keep=keep) == whole and len(asked) == 1
 
 
 def test_groups_have_the_longest_items_first_and_no_more_ids_than_they_may():
@@ -379,26 +380,26 @@ def test_groups_have_the_longest_items_first_and_no_more_ids_than_they_may():
 
 def test_likelihoods_of_others_are_never_mixed(task, tmp_path):
     keep = tmp_path / "kept.jsonl"
-    judge(W, TOKENIZER, "copa", task, keep=keep)
+    judge(W, TOKENIZER, TaskFile("copa", task), keep=keep)
     before = keep.read_bytes()
     other = tmp_path / "other.jsonl"
     other.write_text(task.read_text() + json.dumps(RECORDS["choice"]))
-    for args, more in (((weights_of(seed=1), TOKENIZER, "copa", task), {}),
-                       ((W, TOKENIZER, "copa", other), {}),
-                       ((W, TOKENIZER, "copa", task), {"shots": 2})):  # fmt: skip
+    for args in ((weights_of(seed=1), TOKENIZER, TaskFile("copa", task)),
+                 (W, TOKENIZER, TaskFile("copa", other)),
+                 (W, TOKENIZER, TaskFile("copa", task, shots=2))):  # fmt: skip
         with pytest.raises(UserError, match="other weights, another task, other shots"):
-            judge(*args, keep=keep, **more)
+            judge(*args, keep=keep)
     keep.write_bytes(before[:200] + b"nonsense\n" + before[200:])
     with pytest.raises(UserError, match="is no line of likelihoods"):
-        judge(W, TOKENIZER, "copa", task, keep=keep)
+        judge(W, TOKENIZER, TaskFile("copa", task), keep=keep)
 
 
 def test_a_limit_changes_no_example(task, tmp_path):
     """So that what was kept of the first items holds for all."""
     keep = tmp_path / "kept.jsonl"
-    judge(W, TOKENIZER, "copa", task, shots=3, limit=4, keep=keep)
-    whole = judge(W, TOKENIZER, "copa", task, shots=3)
-    assert judge(W, TOKENIZER, "copa", task, shots=3, keep=keep) == whole
+    judge(W, TOKENIZER, TaskFile("copa", task, 3, 4), keep=keep)
+    whole = judge(W, TOKENIZER, TaskFile("copa", task, 3))
+    assert judge(W, TOKENIZER, TaskFile("copa", task, 3), keep=keep) == whole
 
 
 @needs_data
@@ -470,7 +471,7 @@ def test_every_task_of_core_can_be_fetched_under_its_name(tmp_path):
 def test_items_that_were_cut_are_counted(tmp_path):
     rows = [RECORDS["choice"], RECORDS["choice"] | {"query": "word " * 60}]
     (tmp_path / "x").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert judge(W, TOKENIZER, "copa", tmp_path / "x").cut == 1
+    assert judge(W, TOKENIZER, TaskFile("copa", tmp_path / "x")).cut == 1
 
 
 def test_a_text_is_judged_page_by_page(tmp_path):

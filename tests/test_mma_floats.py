@@ -188,7 +188,8 @@ def test_launches_keep_sums_short():
         a = np.zeros((m, k) if layout[0] == "N" else (k, m), F32)
         b = np.zeros((k, n) if layout[1] == "N" else (n, k), F32)
         place = lambda need: np.zeros(need, np.uint8)  # noqa: E731
-        return floats_product((8, 9), layout, a, b, np.zeros((m, n), F32), place=place)
+        form = choose_floats(layout, capability=(8, 9))
+        return floats_product(form, a, b, np.zeros((m, n), F32), place=place)
 
     parts, sums = launches("TN", 768, 512, 8192)
     assert parts.grid[1] >= 8192 // (LONGEST * DEPTH) and sums.args[-1] == parts.grid[1]

@@ -303,6 +303,9 @@ def test_the_first_steps_are_the_trainers(prepared, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_race_on_a_processor(name, prepared, tmp_path):
+    recipe = tiny(name)
+    train(prepared, tmp_path / "compiled", config=recipe.config(300), engine="cpu",
+          settings=Settings(**recipe.settings, steps=1))  # fmt: skip
     record = speedrun(prepared, tiny(name), Clock(4.0, 0.0), engine="cpu", out=tmp_path / "run")
     assert record["seconds"] <= 4.0 + module.LATE
     assert record["tokens"] == record["steps"] * 2 * 16 and record["first_step"] < 4

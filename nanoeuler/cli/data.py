@@ -259,6 +259,19 @@ def _cleaned(what, out, options):
         return write_corpus(what, out, report=report, **options)
 
 
+def _print_cleaned(said):
+    """How much was read, kept and dropped, and why."""
+    from rich.filesize import decimal
+
+    print(f"read      {said['documents']:,} documents, {decimal(said['bytes'])}")
+    print(f"kept      {said['kept']:,} documents, {decimal(said['text'])}")
+    print(f"removed   {decimal(said['copies'])} of copies and {decimal(said['near_copies'])} with "
+          f"held-out runs of words from those")  # fmt: skip
+    for reason, count in sorted(said["dropped"].items(), key=lambda pair: -pair[1]):
+        size = decimal(said["dropped_bytes"][reason])
+        print(f"dropped   {count:,} documents, {size}: {reason}")
+
+
 @data_app.command("clean")
 def data_clean(
     what: Annotated[list[str], typer.Argument(metavar="FILE|DIR...", help="texts, .gz, .zip, "
@@ -278,8 +291,6 @@ def data_clean(
 
     Example: nanoeuler data clean books --out data/clean/books --without data/fetched/tasks
     """
-    from rich.filesize import decimal
-
     from nanoeuler.data.words import LANGUAGES
 
     if language not in (*LANGUAGES, "any"):
@@ -292,13 +303,7 @@ def data_clean(
     except KeyboardInterrupt:
         raise UserError(f"interrupted: the shards in {_here(out)} are kept; run the same command "
                         "again to continue") from None  # fmt: skip
-    print(f"read      {said['documents']:,} documents, {decimal(said['bytes'])}")
-    print(f"kept      {said['kept']:,} documents, {decimal(said['text'])}")
-    print(f"removed   {decimal(said['copies'])} of copies and {decimal(said['near_copies'])} with "
-          f"held-out runs of words from those")  # fmt: skip
-    for reason, count in sorted(said["dropped"].items(), key=lambda pair: -pair[1]):
-        size = decimal(said["dropped_bytes"][reason])
-        print(f"dropped   {count:,} documents, {size}: {reason}")
+    _print_cleaned(said)
     tell(f"clean text in {_here(out)}; next: nanoeuler data prepare {_here(out)}")
 
 

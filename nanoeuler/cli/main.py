@@ -262,7 +262,7 @@ def _judge_tasks(
 ) -> None:  # fmt: skip
     """Print a line for each metric of each task. Missing files are found before a model is read."""
     from nanoeuler import api
-    from nanoeuler.evaluation.judge import core, is_core, judge, judge_text
+    from nanoeuler.evaluation.judge import TaskFile, core, is_core, judge, judge_text
     from nanoeuler.evaluation.likelihood import CpuScorer, scorers
     from nanoeuler.evaluation.tasks import TASKS, file_of
     from nanoeuler.paths import data_folder
@@ -281,7 +281,7 @@ def _judge_tasks(
             if TASKS[name].kind == "text":
                 _print_text(name, judge_text(*of, path, **given))
                 continue
-            found.append(judge(*of, name, path, shots=shots, limit=limit, **given))
+            found.append(judge(*of, TaskFile(name, path, shots, limit), **given))
         _print_scores(found[-1])
     if is_core(found):
         score = core(found)
@@ -347,6 +347,24 @@ def check() -> None:
         raise typer.Exit(1)
 
 
+def _adapters(config, lora, batch_size, engine, recompute):
+    """What adapters take on an engine."""
+    from nanoeuler.engines.registry import GPU_ENGINES
+    from nanoeuler.planning.lora import lora_lines, lora_on_cards
+
+    if engine in GPU_ENGINES:
+        return lora_on_cards(config, lora, batch_size, engine, recompute)
+    return lora_lines(config, lora, batch_size)
+
+
+def _config_of(preset, sizes, base):
+    """The model that is asked for, or that of the run `base`."""
+    from nanoeuler.training.checkpoint import read_record
+
+    config = flags.config_of(preset, sizes, base)
+    return read_record(base).config if config is None else config
+
+
 @app.command()
 @flags.grouped(sizes=flags.SIZES, adapters=flags.LORA)
 def plan(
@@ -372,17 +390,9 @@ def plan(
     name = engine if engine in (*GPU_ENGINES, None) else engine_name(engine)
     if recompute and name not in GPU_ENGINES:
         raise UserError("--recompute is for the steps of a GPU: add --engine cuda")
-    config, batch_size = flags.config_of(preset, sizes, base), batch_size or plan.BATCH_SIZE
-    if config is None:
-        from nanoeuler.training.checkpoint import read_record
-
-        config = read_record(base).config
+    config, batch_size = _config_of(preset, sizes, base), batch_size or plan.BATCH_SIZE
     if lora := flags.lora_of(adapters):
-        from nanoeuler.planning.lora import lora_lines, lora_on_cards
-
-        on_card = name in GPU_ENGINES
-        print(lora_on_cards(config, lora, batch_size, name, bool(recompute)) if on_card
-              else lora_lines(config, lora, batch_size))  # fmt: skip
+        print(_adapters(config, lora, batch_size, name, bool(recompute)))
     elif name in CPU_ENGINES:
         print(plan.here(config, batch_size, tokens, name))
     elif name:

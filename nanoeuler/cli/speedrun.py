@@ -52,28 +52,25 @@ def speedrun(
 
     log = log or data_folder("speedrun.jsonl")
     if listed:
-        _list(log)
-        return
+        return _list(log)
     if data is None:
-        raise UserError("expected data for a speedrun: name a folder made by nanoeuler data "
-                        "prepare (--data)")  # fmt: skip
+        raise UserError("expected --data, a folder made by nanoeuler data prepare, but got none")
     from nanoeuler.engines.registry import warm_up
 
-    warm_up(engine)
-    from nanoeuler.training.speedrun import MINUTES, add_record, recipe_of, result
-    from nanoeuler.training.speedrun import speedrun as race
+    warm_up(engine)  # while the next lines import
+    from nanoeuler.training import speedrun as race
 
-    clock = Clock(60 * settings.get("minutes", MINUTES))
+    clock, kept = Clock(60 * settings.get("minutes", race.MINUTES)), out and flags.folder_out(out)
     fields = {flags.FIELDS.get(name, name): size for name, size in sizes.items()}
-    chosen, folder = recipe_of(recipe).with_changes(fields, settings), out and flags.folder_out(out)
-    record = race(Path(data), chosen, clock, engine=engine, threads=threads, out=folder,
-                  say=lambda text: print(text, file=sys.stderr, flush=True))  # fmt: skip
-    record |= {"idea": idea, "predicted": predicted}
-    add_record(log, record)
+    chosen = race.recipe_of(recipe).with_changes(fields, settings)
+    record = race.speedrun(
+        Path(data), chosen, clock, engine=engine, threads=threads, out=kept,
+        say=lambda text: print(text, file=sys.stderr, flush=True),
+    ) | {"idea": idea, "predicted": predicted}  # fmt: skip
+    race.add_record(log, record)
     if record["corpus"] == "another corpus":
-        print("the data isn't the corpus on which records are compared: the record says so",
-              file=sys.stderr)  # fmt: skip
-    tell(result(record))
+        print("the data isn't the corpus on which records are compared", file=sys.stderr)
+    tell(race.result(record))
 
 
 def _list(log):

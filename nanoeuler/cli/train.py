@@ -147,6 +147,26 @@ def _answer(model, question):
         return f"({error})"
 
 
+def _model_to_tune(base, folder, resume):
+    """The run to start from; None: `folder` has a save, which knows it."""
+    from nanoeuler.training.checkpoint import read_record
+    from nanoeuler.training.folder import checkpoints
+
+    if base is None and not (resume and checkpoints(folder)):
+        base = flags.BASE
+    if base and not resume:
+        read_record(base)  # fail for a missing model before half a minute of reading pairs
+    return base
+
+
+def _answers(pairs, model):
+    """The questions of these conversations, each with the model's answer."""
+    from nanoeuler.data.conversations import turns_of
+
+    asked = [turns_of(each)[0][0] for each in pairs]
+    return "".join(f"\n{each}\n  {_answer(model, each)}\n" for each in asked)
+
+
 @flags.grouped(settings=flags.SETTINGS, options=flags.EXECUTION, adapters=flags.LORA)
 def sft(
     call: typer.Context, settings: flags.Group, options: flags.Group, adapters: flags.Group,
@@ -164,31 +184,21 @@ def sft(
     Example: nanoeuler sft --from runs/base --out runs/chat
     """
     from nanoeuler import api
-    from nanoeuler.data.conversations import turns_of
     from nanoeuler.engines.registry import engine_name
     from nanoeuler.training.best import chosen
-    from nanoeuler.training.checkpoint import read_record
-    from nanoeuler.training.folder import checkpoints
     from nanoeuler.training.sft import FINETUNING
     from nanoeuler.training.train import settings_for
 
     lora = flags.lora_of(adapters)
 
     def run(size):
-        first, folder = base, flags.folder_out(out)
-        if base is None and not (resume and checkpoints(folder)):  # else it has its own
-            first = flags.BASE
-        if first and not resume:
-            read_record(first)  # fail for a missing model before half a minute of reading pairs
+        folder = flags.folder_out(out)
+        first = _model_to_tune(base, folder, resume)
         pairs = api.pairs_of(data)
-
-        def answers(model):
-            asked = [turns_of(each)[0][0] for each in pairs[-ASKED:]]
-            return "".join(f"\n{each}\n  {_answer(model, each)}\n" for each in asked)
-
         api.finetune(
-            first, pairs, out=folder, engine=engine_name(engine), resume=resume, sample=answers,
-            settings=settings_for(folder, resume, FINETUNING, **settings), lora=lora,
+            first, pairs, out=folder, engine=engine_name(engine), resume=resume,
+            sample=partial(_answers, pairs[-ASKED:]), lora=lora,
+            settings=settings_for(folder, resume, FINETUNING, **settings),
             on_estimate=partial(_print_plan, ranks=size), **options,
         )  # fmt: skip
         tell(f"saved in {folder}; next: nanoeuler chat --from {chosen(folder)}")

@@ -197,18 +197,26 @@ def judge_text(
     return perplexities([each for (each,) in found], texts)
 
 
-def judge(
-    weights: Weights, tokenizer: Tokenizer, name: str, path: Path, *, shots: int = 0,
-    limit: int | None = None, by: Sequence[Scorer] | None = None,
-    report: Callable[[int, int], None] | None = None, keep: Path | None = None,
-) -> Judged:  # fmt: skip
-    """The scores of the task `name` with the items of the file `path`, the first `limit` of them.
+class TaskFile(NamedTuple):
+    """A task, the file of its items, and how they are asked."""
 
-    shots: examples before each item; by: as `scorers` makes them; keep: a file of JSON lines in
-    which likelihoods are kept, and from which an interrupted run goes on. UserError for a file that
-    is not the task's.
+    name: str
+    path: Path
+    shots: int = 0  # examples before each item
+    limit: int | None = None  # only so many items, the first
+
+
+def judge(
+    weights: Weights, tokenizer: Tokenizer, asked: TaskFile, *,
+    by: Sequence[Scorer] | None = None, report: Callable[[int, int], None] | None = None,
+    keep: Path | None = None,
+) -> Judged:  # fmt: skip
+    """The scores of a task.
+
+    by: as `scorers` makes them; keep: a file of JSON lines in which likelihoods are kept, and from
+    which an interrupted run goes on. UserError for a file that is not the task's.
     """
-    name = task_name(name)
+    name, path, shots, limit = task_name(asked.name), *asked[1:]
     items = with_shots(read_items(name, path), shots, limit)
     kept = (keep, _identity(weights, path, shots, by)) if keep else None
     spans = [spans_of(tokenizer, x) for x in items]

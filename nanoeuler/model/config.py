@@ -117,6 +117,7 @@ class ModelConfig:
         return self.n_layers // self.repeat
 
 
+# %% sec-attention-config
 @cache
 def _without_pattern(config, letter):
     """The config of a layer of this letter."""

@@ -545,8 +545,7 @@ def read_save(
     """The newest save, of its large files those in `names`, all checked.
 
     Returns (record, state, {tensor's name: array}), of an imported model {name: `Stored`}, since
-    that stays in its file. `locked` is what helps if it is damaged and the
-    only one.
+    that stays in its file. `locked` is what helps if it is damaged and the only one.
     """
     with reading(out):
         early = not checkpoints(out) and (out / REQUEST).exists()

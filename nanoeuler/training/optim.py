@@ -8,6 +8,7 @@ Leaves out settings for groups of parameters. Matrices decay and vectors don't, 
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,14 +29,28 @@ CLIP_NORM = 1.0  # Brown et al. 2020 (GPT-3), appendix B
 PARTS = 16
 
 
+class Scalars(NamedTuple):
+    """What one step of AdamW multiplies by, in the weights' dtype."""
+
+    beta1: float
+    rest1: float    # 1 - beta1
+    beta2: float
+    rest2: float    # 1 - beta2
+    m_scale: float  # 1 / (1 - beta1^t)
+    v_scale: float  # 1 / (1 - beta2^t)
+    eps: float
+    lr: float
+    decay: float
+
+
 @njit(nogil=True, cache=True, error_model="numpy")  # no test of x / 0
-def _adamw(w, dw, m, v, beta1, rest1, beta2, rest2, m_scale, v_scale, eps, lr, decay):
+def _adamw(w, dw, m, v, by):
     """Equations eq-train-moments to eq-train-adamw on flat arrays (N,), in place, in one pass."""
     for i in range(w.size):
-        m[i] = beta1 * m[i] + rest1 * dw[i]                              # (1)
-        v[i] = beta2 * v[i] + rest2 * (dw[i] * dw[i])                    # (2)
-        s = (m[i] * m_scale) / (np.sqrt(v[i] * v_scale) + eps)           # (3)
-        w[i] -= lr * (s + decay * w[i])                                  # (4)
+        m[i] = by.beta1 * m[i] + by.rest1 * dw[i]                        # (1)
+        v[i] = by.beta2 * v[i] + by.rest2 * (dw[i] * dw[i])              # (2)
+        s = (m[i] * by.m_scale) / (np.sqrt(v[i] * by.v_scale) + by.eps)  # (3)
+        w[i] -= by.lr * (s + by.decay * w[i])                            # (4)
 
 
 class AdamW:
@@ -78,7 +93,7 @@ class AdamW:
             )  # fmt: skip
             mine = slice(max(start, first), min(start + w.size, end))
             if mine.start < mine.stop:
-                _adamw(*(flat[mine] for flat in flats), *map(rounded, scalars))
+                _adamw(*(flat[mine] for flat in flats), Scalars(*map(rounded, scalars)))
 
     # %% sec-train-schedule
     def clip(self, gradients: Weights) -> float:

@@ -75,16 +75,16 @@ class Settings:
             if (value := getattr(self, name)) >= 1:
                 raise UserError(f"training: expected {name} to be below 1, got {value}")
         if self.accumulate > self.batch_size:
-            raise UserError(
-                f"training: expected accumulate to be at most batch_size {self.batch_size}, got "
-                f"{self.accumulate}: choose fewer pieces, since each has at least one sequence"
-            )
+            raise UserError(f"training: expected accumulate to be at most batch_size "
+                            f"{self.batch_size}, got {self.accumulate}: choose fewer pieces, since "
+                            "each has at least one sequence")  # fmt: skip
 
     def with_rate(self, lr: float) -> "Settings":
         """These settings, with the learning rate `lr` if they have none."""
         return dataclasses.replace(self, lr=lr) if self.lr is None else self
 
 
+# %% sec-train-cursor
 def _check(name, value, kind):
     """UserError unless the setting `name` may have this value; kind is int or float."""
     good = type(value) in (int, kind) and 0 <= value <= LARGEST[kind]

@@ -25,7 +25,7 @@ import numpy as np
 from nanoeuler import measurements
 from nanoeuler.engines.reference import ReferenceEngine
 from nanoeuler.engines.registry import engine_factory
-from nanoeuler.evaluation.judge import judge, spans_of
+from nanoeuler.evaluation.judge import TaskFile, judge, spans_of
 from nanoeuler.evaluation.likelihood import CpuScorer, GpuScorer, Span, likelihoods, scorers
 from nanoeuler.evaluation.tasks import file_of, read_items
 from nanoeuler.model.config import ModelConfig
@@ -86,7 +86,7 @@ def published(save, only):
     for task in only or PUBLISHED:
         items, measure, peer, value = PUBLISHED[task]
         path = file_of(task, folder_of_tasks())
-        judged = judge(model.weights, model.tokenizer, task, path, limit=items, by=by,
+        judged = judge(model.weights, model.tokenizer, TaskFile(task, path, limit=items), by=by,
                        keep=keep / f"{task}-0.jsonl",
                        report=lambda *at, task=task: print(task, *at, flush=True))  # fmt: skip
         score = judged.scores[measure]
@@ -183,7 +183,7 @@ def card(save, dry, items, beside):
     some = spans if dry else spans[: 4 * beside]
     cpu = [CpuScorer(engine_factory("cpu")(), weights) for _ in range(count)]
     exact = likelihoods(cpu, weights.config.context, some)
-    on = None if dry else card_name()
+    where = {} if dry else {"device": card_name()}
     for name in ENGINES:
         errors, worst, differ, seconds = compared(name, weights, spans, exact, dry)
         rate, rms = len(spans) / 4 / seconds, float(np.sqrt(np.mean(errors**2)))
@@ -191,11 +191,10 @@ def card(save, dry, items, beside):
         print(f"{name:13} log p off by {rms:.2g} rms, at most {most:.2g} ({worst:.2f} of what it "
               f"may); greedy differs in {differ} of {len(exact)}; {rate:,.0f} items/s")
         case = f"hellaswag, 4 x {len(spans) // 4:,} spans"
-        save([measurements.row("items a second", case, name, round(rate, 1), "items/s", on=on),
-              measurements.row("log p beside a processor's, rms", case, name, float(f"{rms:.3g}"),
-                               "nats", on=on),
-              measurements.row("share of the bound on log p", case, name, round(worst, 3), "",
-                               on=on)])  # fmt: skip
+        figures = (("items a second", round(rate, 1), "items/s"),
+                   ("log p beside a processor's, rms", float(f"{rms:.3g}"), "nats"),
+                   ("share of the bound on log p", round(worst, 3), ""))  # fmt: skip
+        save([measurements.row(what, case, name, *figure) | where for what, *figure in figures])
 
 
 def card_name():

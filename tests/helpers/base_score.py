@@ -13,7 +13,7 @@ import base_train
 
 from nanoeuler.api import load
 from nanoeuler.errors import UserError
-from nanoeuler.evaluation.judge import core, is_core, judge, judge_text
+from nanoeuler.evaluation.judge import TaskFile, core, is_core, judge, judge_text
 from nanoeuler.evaluation.likelihood import scorers
 from nanoeuler.evaluation.tasks import TASKS, file_of
 
@@ -112,7 +112,7 @@ def tasks(options, journal) -> None:
             if not options.dry:  # a page has thousands of tokens
                 _text(journal, name, judge_text(*given, path, by=by, keep=kept))
             continue
-        found.append(judge(*given, name, path, shots=shots, limit=limit, by=by, keep=kept))
+        found.append(judge(*given, TaskFile(name, path, shots, limit), by=by, keep=kept))
         _scores(journal, found[-1])
     if is_core(found):
         score = core(found)

@@ -45,7 +45,8 @@ def call(bench, of, epilogue="store"):
     """A function that puts the product of a `pieces.Product` on torch's stream."""
     arrays = [pieces.Parts(*vars(bench.view(x)).values()) for x in (of.a, of.b, of.c)]
     place = lambda need: bench.device.empty((need,), np.uint8)  # noqa: E731
-    return bench.call(floats_product(ADA, of.layout, *arrays, epilogue, place=place))
+    form = choose_floats(of.layout, epilogue, ADA)
+    return bench.call(floats_product(form, *arrays, place=place))
 
 
 def check(bench, epilogue, shape):
@@ -77,7 +78,8 @@ def plans():
         a, b = (ghost(shape, np.float32) for shape in pieces.stored(layout, m, n, k))
         place = lambda need: ghost((need,), np.uint8)  # noqa: E731
         c = ghost((m, n), np.float32)
-        made[f"{layout} {m}x{n}x{k}"] = floats_product(ADA, layout, a, b, c, place=place)
+        made[f"{layout} {m}x{n}x{k}"] = floats_product(
+            choose_floats(layout, capability=ADA), a, b, c, place=place)  # fmt: skip
     return made
 
 

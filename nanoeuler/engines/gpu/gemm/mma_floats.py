@@ -9,7 +9,7 @@ out: three pieces, for which a lane has no registers, and numbers that round to 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -156,23 +156,23 @@ def in_registers(capability: tuple[int, ...], pieces: int) -> bool:
 
 
 def floats_product(
-    capability: tuple[int, int], layout: str, a: Any, b: Any, c: Any, epilogue: str = "store", *,
-    place: Callable[[int], Any], blocks: int = MULTIPROCESSORS,
+    form: FloatForm, a: Any, b: Any, c: Any, *, place: Callable[[int], Any],
+    blocks: int = MULTIPROCESSORS,
 ) -> list[Launch]:  # fmt: skip
     """The launches, in order, of C = op(A) op(B), or C += with "add", of float32 matrices.
 
-    a, b (2-d) as the layout stores them, c (m, n), all with rows a multiple of 16 bytes apart.
-    place(n): n bytes of workspace, which all launches share. blocks: how many run at once.
+    a, b (2-d) as the form's layout stores them, c (m, n), all with rows a multiple of 16 bytes
+    apart. place(n): n bytes of workspace, which all launches share. blocks: how many run at once.
     """
-    k, (m, n) = depth_of(layout, a, b, c, 2, epilogue), c.shape
-    (of_a, of_b), made = AXES[layout], []
-    length = k if layout == "TN" else stretch_of(k, stretches_for(m, n, k, 2, blocks))
+    k, (m, n) = depth_of(form.layout, a, b, c, 2, form.epilogue), c.shape
+    (of_a, of_b), made = AXES[form.layout], []
+    length = k if form.layout == "TN" else stretch_of(k, stretches_for(m, n, k, 2, blocks))
     for at in range(0, k, length):
         end = min(at + length, k)
-        form = choose_floats(layout, "add" if at else epilogue, capability)
-        need = space_for(form, m, n, end - at, blocks)
+        now = replace(form, epilogue="add") if at else form
+        need = space_for(now, m, n, end - at, blocks)
         made += mma_product(
-            form, a[:, at:end] if of_a else a[at:end], b[:, at:end] if of_b else b[at:end], c,
+            now, a[:, at:end] if of_a else a[at:end], b[:, at:end] if of_b else b[at:end], c,
             space=place(need) if need else None, blocks=blocks, make=floats_kernel,
         )  # fmt: skip
     return made

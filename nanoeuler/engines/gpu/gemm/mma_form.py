@@ -131,6 +131,7 @@ class MmaForm:
         return ALIGN + max(self.stages * self.stage, self.threads // 32 * self.boxes * BOX)
 
 
+# %% sec-mma
 def pitch(array: Any) -> int:
     """Elements from one row of a 2-d array to the next; UserError if 16-byte copies cannot go."""
     size, address = array.dtype.itemsize, getattr(array, "address", 0)

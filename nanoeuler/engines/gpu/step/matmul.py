@@ -17,7 +17,7 @@ from nanoeuler.engines.gpu.gemm import mma_form
 from nanoeuler.engines.gpu.gemm.choice import HOPPER, product_on, space_on
 from nanoeuler.engines.gpu.gemm.epilogue import EPILOGUES
 from nanoeuler.engines.gpu.gemm.float32 import eights, pieces_product, split_shapes
-from nanoeuler.engines.gpu.gemm.mma_floats import floats_product, in_registers
+from nanoeuler.engines.gpu.gemm.mma_floats import choose_floats, floats_product, in_registers
 from nanoeuler.engines.gpu.lang.kernel import Launch
 from nanoeuler.engines.gpu.step.program import Array, Recording, Work
 
@@ -94,8 +94,9 @@ class Multiplier:
         (m, n), k = c.shape, a.shape[layout[0] == "N"]
         if in_registers(self.capability, self.pieces):
             return floats_product(
-                self.capability, layout, a, b, c, epilogue, blocks=self.multiprocessors,
+                choose_floats(layout, epilogue, self.capability), a, b, c,
                 place=lambda need: self.recording.whole(SPACE, (need,), np.uint8),
+                blocks=self.multiprocessors,
             )  # fmt: skip
         if layout[0] == "T" and m % 8:  # what stands behind each row is split as well, in eights
             a = replace(a, shape=(k, eights(m)))

@@ -207,6 +207,7 @@ def require(config: ModelConfig, supports: Supports, who: str) -> None:
             )
 
 
+# %% sec-attention-presets
 PRESETS = {  # hidden: 8/3 dim for swiglu, rounded up to a multiple of 8; else 4 dim
     "small": ModelConfig(  # trains on two CPU cores in minutes; what the chapters try things on
         vocab_size=512, dim=128, n_layers=4, n_heads=4, n_kv_heads=2, hidden=344, context=128,

@@ -128,45 +128,6 @@ def relu2_backward(dh: Array, u: Array, du: Array) -> None:
             du[i, j] = F32(2) * max(u[i, j], F32(0)) * dh[i, j]
 
 
-# Of eq-cpu-phi, fitted to math.erfc on 6001 points from 0 to 14: off by 1.7e-8 of it at most.
-_BEND = F32(0.21)
-_PHI = [F32(x) for x in (0.083711576, 0.0850688528, 0.0691922072,
-                         0.124872583, -0.0939248765, 0.349400558,
-                         -0.330253028, 0.28358842, -0.0716562858)]  # fmt: skip
-_P1, _P2, _P3, _P4, _P5, _P6, _P7, _P8, _P9 = _PHI
-_DENSITY = F32(1 / np.sqrt(2 * np.pi))  # of a standard normal number at 0
-
-
-@njit(**PART)
-def below(u: float) -> np.float32:
-    """Phi(u), the probability that a standard normal number is below u. Equation eq-cpu-phi."""
-    a = np.abs(u)
-    w = F32(1) / (F32(1) + _BEND * a)
-    p = (((_P9 * w + _P8) * w + _P7) * w + _P6) * w + _P5
-    tail = exp(F32(-0.5) * a * a) * ((((p * w + _P4) * w + _P3) * w + _P2) * w + _P1) * w
-    return F32(1) - tail if u > F32(0) else tail
-
-
-@njit(**KERNEL)
-def gelu_exact(u: Array, h: Array) -> None:
-    """h (N, F) of `layers.gelu_exact` from u (N, F)."""
-    N, F = u.shape
-    for i in range(N):
-        for j in range(F):
-            h[i, j] = u[i, j] * below(u[i, j])
-
-
-@njit(**KERNEL)
-def gelu_exact_backward(dh: Array, u: Array, du: Array) -> None:
-    """du (N, F) of `backward.gelu_exact_backward` from dh (N, F)."""
-    N, F = u.shape
-    for i in range(N):
-        for j in range(F):
-            x = u[i, j]
-            bend = x * exp(F32(-0.5) * x * x) * _DENSITY                            # (2)
-            du[i, j] = dh[i, j] * (below(x) + bend)                                 # (1)
-
-
 @njit(**KERNEL)
 def cross_entropy(logits: Array, targets: Array, scale: Array, sums: Array) -> None:
     """`backward.cross_entropy`, in place: logits (N K, V) becomes dlogits, sums (K,) is added to.
@@ -274,7 +235,47 @@ def rope(heads: Array, n: int, cos: Array, sin: Array, sign: int) -> None:
                     )
 
 
-# %% sec-cpu-strips
+# %% sec-cpu-phi
+# Of eq-cpu-phi, fitted to math.erfc on 6001 points from 0 to 14: off by 1.7e-8 of it at most.
+_BEND = F32(0.21)
+_PHI = [F32(x) for x in (0.083711576, 0.0850688528, 0.0691922072,
+                         0.124872583, -0.0939248765, 0.349400558,
+                         -0.330253028, 0.28358842, -0.0716562858)]  # fmt: skip
+_P1, _P2, _P3, _P4, _P5, _P6, _P7, _P8, _P9 = _PHI
+_DENSITY = F32(1 / np.sqrt(2 * np.pi))  # of a standard normal number at 0
+
+
+@njit(**PART)
+def below(u: float) -> np.float32:
+    """Phi(u), the probability that a standard normal number is below u. Equation eq-cpu-phi."""
+    a = np.abs(u)
+    w = F32(1) / (F32(1) + _BEND * a)
+    p = (((_P9 * w + _P8) * w + _P7) * w + _P6) * w + _P5
+    tail = exp(F32(-0.5) * a * a) * ((((p * w + _P4) * w + _P3) * w + _P2) * w + _P1) * w
+    return F32(1) - tail if u > F32(0) else tail
+
+
+@njit(**KERNEL)
+def gelu_exact(u: Array, h: Array) -> None:
+    """h (N, F) of `layers.gelu_exact` from u (N, F)."""
+    N, F = u.shape
+    for i in range(N):
+        for j in range(F):
+            h[i, j] = u[i, j] * below(u[i, j])
+
+
+@njit(**KERNEL)
+def gelu_exact_backward(dh: Array, u: Array, du: Array) -> None:
+    """du (N, F) of `backward.gelu_exact_backward` from dh (N, F)."""
+    N, F = u.shape
+    for i in range(N):
+        for j in range(F):
+            x = u[i, j]
+            bend = x * exp(F32(-0.5) * x * x) * _DENSITY                            # (2)
+            du[i, j] = dh[i, j] * (below(x) + bend)                                 # (1)
+
+
+# %% sec-cpu-layernorm
 @njit(**KERNEL)
 def embed(tokens: Array, table: Array, x: Array) -> None:
     """x (N, C) = the rows of table (V, C) that tokens (N,) name."""

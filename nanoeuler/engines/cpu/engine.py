@@ -249,7 +249,9 @@ class FusedEngine(Engine):
         B, T, N, D = heads.shape
         agree((dheads.shape, heads.shape), (stats.shape, (B, T, stats.shape[2], 1)))
         agree(*((x.shape, (D,)) for x in (*gains, *dgains)))
-        assert dheads.flags.c_contiguous and N // 2 <= stats.shape[2] <= N  # kernels don't look
+        if not N // 2 <= stats.shape[2] <= N:
+            raise ValueError(f"expected roots of {N // 2} to {N} heads, got {stats.shape[2]}")
+        assert dheads.flags.c_contiguous  # or reshape would write into a copy
         rows = (x.reshape(B * T, -1, x.shape[-1]) for x in (dheads, heads, stats))
         norms.norm_heads_backward(*rows, gains, dgains)
         return dheads

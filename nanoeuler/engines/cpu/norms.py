@@ -131,7 +131,7 @@ def norm_heads_backward(
         _join(block, dgain)
 
 
-# %% sec-cpu-strips
+# %% sec-cpu-layernorm
 @njit(**PART)
 def _layer_row(x, gain, eps, y, stats):
     # y (C,), mean and deviation (2,) of a row x (C,), in three passes over it.

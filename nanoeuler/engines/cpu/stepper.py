@@ -108,7 +108,7 @@ class CpuStepper(Stepper):
         return sum(self.shard_sums(tokens, targets, first=first))
 
     def _add_up(self, pairs):
-        # Add to the first of each pair its second, a slice at a time; returns the seconds.
+        # Add to the first of each pair its second, in slices; return the second ones, now free.
         def add(start):
             piece = slice(start, start + SLICE)
             for total, part in pairs:

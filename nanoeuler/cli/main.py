@@ -359,10 +359,12 @@ def _adapters(config, lora, batch_size, engine, recompute):
 
 def _config_of(preset, sizes, base):
     """The model that is asked for, or that of the run `base`."""
-    from nanoeuler.training.checkpoint import read_record
-
     config = flags.config_of(preset, sizes, base)
-    return read_record(base).config if config is None else config
+    if config is None:
+        from nanoeuler.training.checkpoint import read_record  # only here: it brings numba
+
+        config = read_record(base).config
+    return config
 
 
 @app.command()

@@ -101,7 +101,7 @@ def as_rows(
 class Comparisons(Conversations):
     """Comparisons as batches, whose order is that of `Conversations`: of seed and step.
 
-    `kept` are those of which both texts fit the context; the others are `left_out`, so many.
+    `kept` are those of which both texts fit the context + 1; `left_out` counts the others.
     UserError if none is kept.
     """
 
@@ -121,7 +121,7 @@ class Comparisons(Conversations):
         self.left_out = len(preferences) - len(self.kept)
         if not self.kept:
             raise UserError(
-                f"expected comparisons of texts of at most {context} tokens, got none: give "
+                f"expected comparisons of texts of at most {context + 1} tokens, got none: give "
                 "shorter ones, or more"
             )
 

@@ -149,7 +149,7 @@ class FusedEngine(Engine):
         return sums, logits
 
     def rmsnorm(self, x: Array, gain: Array, eps: float = RMSNORM_EPS) -> tuple[Array, Array]:
-        """y (..., C) = gain x / rms(x), and 1 / rms (..., 1). Equation eq-layers-rmsnorm."""
+        """y (..., C) = gain x / rms(x), and rms (..., 1). Equation eq-layers-rmsnorm."""
         agree((gain.shape, x.shape[-1:]))
         y, r = self.arena.take(*x.shape), self.arena.take(*x.shape[:-1], 1)
         norms.rmsnorm(rows_of(x), gain, np.float32(eps), rows_of(y), rows_of(r))

@@ -116,7 +116,7 @@ def test_what_is_too_long_is_left_out_and_counted():
     compared = Comparisons(TOKENIZER, [fits, Preference("a", "b" * 62, "c")], 4, 64, 2)
     assert compared.kept == [fits] and compared.left_out == 1
     assert compared.rows([0])[0].shape == (2, 64)
-    with pytest.raises(UserError, match="at most 8 tokens, got none"):
+    with pytest.raises(UserError, match="at most 9 tokens, got none"):
         Comparisons(TOKENIZER, [fits], 4, 8, 2)
 
 

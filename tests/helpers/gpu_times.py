@@ -4,6 +4,7 @@ Alone, a contestant runs for some tenths of a second by itself, so that its own 
 the card's clock; in turn all share one clock, which flatters hungry kernels.
 """
 
+import os
 import time
 from collections.abc import Callable
 from statistics import median
@@ -49,11 +50,15 @@ def alone(torch: Any, made: Any, sensor: Callable, seconds: float) -> tuple[floa
 
 
 def make_sensor() -> Callable[[], tuple[float, float]]:
-    """A function that returns the card's clock in MHz and its power in W."""
+    """A function that returns clock (MHz) and power (W) of the first card that CUDA may see."""
     import pynvml
 
     pynvml.nvmlInit()
-    card = pynvml.nvmlDeviceGetHandleByIndex(0)
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]  # which NVML doesn't heed
+    if seen.isdigit():
+        card = pynvml.nvmlDeviceGetHandleByIndex(int(seen))
+    else:
+        card = pynvml.nvmlDeviceGetHandleByUUID(seen)
     return lambda: (
         pynvml.nvmlDeviceGetClockInfo(card, pynvml.NVML_CLOCK_SM),
         pynvml.nvmlDeviceGetPowerUsage(card) / 1000,

@@ -389,7 +389,8 @@ class Journal:
             (out / "step.json").write_text(json.dumps(self.rows, indent=0))
             for name, key in ("curves", "losses"), ("gradients", "errors"), ("kernels", "table"):
                 whole = {job: x[key] for job, x in self.outcomes.items() if key in x}
-                (out / f"{name}.json").write_text(json.dumps(whole))
+                if whole:  # an empty one could hide what another bench left under that name
+                    (out / f"{name}.json").write_text(json.dumps(whole))
         try:
             measurements.update(file, new) if new and not self.dry else None
         except UserError as error:  # a copy without the book has no place for them

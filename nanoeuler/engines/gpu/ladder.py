@@ -734,8 +734,8 @@ def _put(held, a_tile, b_to, stage):
 
 
 def _fetch(held, a_from, b_from, k, a_limit, b_limit, N):
-    """Ask for a thread's part of the piece from k on: zeros where an index along K reaches the limit
-    of a or of b, which is K, or 0 for a row of a or a column of b that is not there.
+    """Ask for a thread's part of the piece from k on: zeros where an index along K has reached
+    its limit, which is K, or 0 for a row of a or a column of b that is not there.
     """
     a_k, b_k = cuda.threadIdx.x % 2 * 4, cuda.threadIdx.x // 32
     for j in range(FETCH):

@@ -80,7 +80,7 @@ def _records(text: str) -> Iterator[tuple[int, str, Any]]:
 
 
 def _teaches(talk: Pair | Conversation) -> bool:
-    """False if a question or an answer is empty, or an answer is Alpaca's mark for none."""
+    """False if a question or an answer is empty, or an answer begins with Alpaca's `<nooutput>`."""
     said = [text.strip() for turn in turns_of(talk) for text in turn]
     return all(said) and not any(text.startswith(NO_OUTPUT) for text in said[1::2])
 

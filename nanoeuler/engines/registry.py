@@ -16,8 +16,9 @@ from nanoeuler.model.weights import Weights
 CPU_ENGINES = ("cpu", "fused", "reference")  # the fastest first
 # The fastest first; they differ in what they multiply: bf16, or float32 in two or three pieces.
 GPU_ENGINES = ("cuda", "cuda-tf32", "cuda-float32")
-DOOR = "nanoeuler.engines.gpu.host.libraries"  # to their driver, named only
-STEPPER = "nanoeuler.engines.gpu.step.stepper"  # theirs, named only: a later chapter builds it
+# Modules for GPUs, by name, so that nothing of them is imported before it is needed.
+DOOR = "nanoeuler.engines.gpu.host.libraries"  # to the driver
+STEPPER = "nanoeuler.engines.gpu.step.stepper"  # a later chapter builds it
 ADAPTER_STEPPER = "nanoeuler.engines.gpu.step.lora"  # the same of weights with adapters
 # What makes steppers instead, while this process leads others through a run: chapter 14 says.
 LEAD: ContextVar[Callable[..., Stepper] | None] = ContextVar("LEAD", default=None)

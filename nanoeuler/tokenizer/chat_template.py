@@ -69,7 +69,7 @@ def dialogue(
     ids, counted = list[int](), list[bool]()
     for question, answer in turns:
         more, which = conversation(tokenizer, question, answer, system)
-        ids, counted, system = ids + more, counted + which, None  # it comes once
+        ids, counted, system = ids + more, counted + which, None  # system comes once
     return ids, counted
 
 

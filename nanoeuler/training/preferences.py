@@ -41,8 +41,8 @@ class Preference(NamedTuple):
 def couples(pairs: Iterable[Pair]) -> list[Preference]:
     """Comparisons of the answers of question-answer pairs: each is once chosen, once rejected.
 
-    In twos of nearly the same length; of an odd number the longest is left out, and so are two
-    with the same answer. A judge that does not read the questions is right in one half.
+    In couples of nearly the same length; of an odd number the longest is left out, and so is a
+    couple with two equal answers. A judge that does not read the questions is right in one half.
     """
     order = sorted(pairs, key=lambda pair: len(pair[1].encode()))
     found = []

@@ -80,7 +80,7 @@ class FusedEngine(Engine):
     def begin(self) -> None:
         """Start a pass: every array that this engine returned before may be overwritten.
 
-        Where no backward pass follows, arrays go back when nobody holds them: the arena is empty.
+        If `forward_only`, the arena has no slab: each array is mapped, and freed when unused.
         """
         if not self.forward_only:
             self.arena.begin()
@@ -207,7 +207,7 @@ class FusedEngine(Engine):
         agree((cos.shape, angles), (sin.shape, angles))
         if n > heads.shape[2]:
             raise ValueError(f"expected at most {heads.shape[2]} heads to turn, got {n}")
-        assert heads.flags.c_contiguous  # the kernel is compiled for that
+        assert heads.flags.c_contiguous  # or numba would compile the kernel once more
         elementwise.rope(heads, n, cos, sin, sign)
         return heads
 

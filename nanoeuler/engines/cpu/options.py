@@ -10,7 +10,7 @@ And what a plan needs to know of the engine, which is here so that planning take
 import numpy as np
 
 F32 = np.float32  # a bare 1.0 in a kernel would be a float64, and drag its whole line along
-# What LLVM may do: reorder a sum (into vector lanes), contract a product and a sum into one FMA,
+# What LLVM may do: reorder a sum (into vector lanes), make one instruction of a product and a sum,
 # multiply by a reciprocal, ignore the sign of zero. Not nnan, not ninf, by which it could assume
 # that there is no NaN and no infinity: a loss that diverges must be seen to.
 _FAST = {"reassoc", "contract", "arcp", "nsz"}
@@ -19,5 +19,5 @@ KERNEL = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": _FAS
 # Of what kernels call: each kernel has its own copy inside. A function that stays outside would be
 # another one in the process that compiles it than in those that find the kernel in the cache.
 PART = {"error_model": "numpy", "fastmath": _FAST, "forceinline": True}
-# Positions whose logits are held at a time: those of a shard of short sequences, see stepper.py.
+# Positions whose logits are held at a time: about as many as rung three gives a core at a time.
 LOSS_ROWS = 256

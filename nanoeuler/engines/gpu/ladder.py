@@ -734,8 +734,8 @@ def _put(held, a_tile, b_to, stage):
 
 
 def _fetch(held, a_from, b_from, k, a_limit, b_limit, N):
-    """Ask for a thread's part of the piece from k on: zeros where an index along K, of a or of b,
-    reaches its limit.
+    """Ask for a thread's part of the piece from k on: zeros where an index along K has reached
+    its limit, which is K, or 0 for a row of a or a column of b that is not there.
     """
     a_k, b_k = cuda.threadIdx.x % 2 * 4, cuda.threadIdx.x // 32
     for j in range(FETCH):
@@ -770,7 +770,7 @@ def _matmul_registers(a, b, c, M, N, K):
     _fetch(held, a_from, b_from, 0, a_limit, b_limit, N)
     _put(held, a_tile, b_to, 0)
     stage = 0
-    for start in range(DEPTH, K + DEPTH, DEPTH):
+    for start in range(DEPTH, K + DEPTH, DEPTH):  # the last fetch is past K: zeros, never put down
         cuda.syncthreads()  # this stage is full, and nobody reads the other one any more
         _fetch(held, a_from, b_from, start, a_limit, b_limit, N)
         for k in range(DEPTH):

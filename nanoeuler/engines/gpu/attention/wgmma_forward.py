@@ -512,12 +512,12 @@ def narrow(maps: Maps, lse: int, T: int, links: Links, scale: float) -> None:
                 row = limits.row
             own = wg.Own(at, query_tile(chain.shared, number, at), row, limits)
             start_rows(rows, 64)
-            # 2. The tile on the diagonal.
+            # The tile on the diagonal.
             diagonal(tile, rows, chain, stand, Item(number, link, part, own), scale)
             stand = go_on(chain, stand)
-            # 3. The tiles before it.
+            # The tiles before it.
             stand = earlier(tile, rows, chain, stand, steps, own, scale)
-            # 4. Out, while the next tile's queries come.
+            # Out, while the next tile's queries come.
             heads = wg.Heads(maps.o, link.batch, link.head)
             save(rows, Output(lse, link.number, heads, 64), own, T, scale)
             number = int32(number + 1)

@@ -54,9 +54,7 @@ class Walk:
 class PaperLink:
     """A `Link` of a rank on paper. late: whether exchanges happen when somebody waits for them."""
 
-    def __init__(
-        self, device: Any, group: Group, late: bool = False, copies: bool = False
-    ) -> None:
+    def __init__(self, device: Any, group: Group, late: bool = False, copies: bool = False) -> None:
         self.device, self.group, self.late, self.copies = device, group, late, copies
         self.rank, self.size = group.rank, group.size
         self.begun: list[Exchange] = []

@@ -214,9 +214,7 @@ class _Way(NamedTuple):
         return cls(record, bytes_in_parts(config, batch_size, engine, record), how)
 
 
-def _line(
-    key: str, config: ModelConfig, batch_size: int, engine: str, ways: list[_Way]
-) -> str:
+def _line(key: str, config: ModelConfig, batch_size: int, engine: str, ways: list[_Way]) -> str:
     """What a step takes on CARDS[key], in a line, by the first of these ways that fits there."""
     card = CARDS[key]
     if not card.supported:

@@ -166,41 +166,25 @@ def cap_logits(logits: Array, cap: float, slopes: Array) -> None:
 
 
 @njit(**KERNEL)
-def causal_softmax(p: Array, scale: float) -> None:
-    """Scores p (B, H, T, T) become, in place, softmax(scale p) up to the diagonal, 0 after."""
-    B, H, T, _ = p.shape
-    for b in range(B):
-        for h in range(H):
-            for t in range(T):
-                x, n, z = p[b, h, t], t + 1, F32(0)
-                top = highest(x[:n])
-                for j in range(n):
-                    x[j] = exp((x[j] - top) * F32(scale))
-                    z += x[j]
-                for j in range(n):
-                    x[j] /= z
-                x[n:] = F32(0)
+def causal_softmax(p: Array, first: Array, scale: float) -> None:
+    """Scores p (B, H, T, T) become, in place, softmax(scale p) from first to the diagonal, else 0.
 
-
-@njit(**KERNEL)
-def document_softmax(p: Array, first: Array, scale: float) -> None:
-    """Rows of scores p (B, H, T, T) to probabilities, in place: 0 before first (B, T) int32."""
+    first (B, T) int32: of each position the first that it sees.
+    """
     B, H, T, _ = p.shape
-    for b in range(B):
+    for i in range(B * H):
         for t in range(T):
-            low = first[b, t]
+            low, n, x = first[i // H, t], t + 1, p[i // H, i % H, t]
             if not 0 <= low <= t:
                 raise IndexError("a text that does not begin in its row, up to its own position")
-            for h in range(H):
-                x, n, z = p[b, h, t], t + 1, F32(0)
-                x[:low] = F32(0)
-                top = highest(x[low:n])
-                for j in range(low, n):
-                    x[j] = exp((x[j] - top) * F32(scale))
-                    z += x[j]
-                for j in range(low, n):
-                    x[j] /= z
-                x[n:] = F32(0)
+            seen, z = x[low:n], F32(0)
+            top = highest(seen)
+            for j in range(seen.size):
+                seen[j] = exp((seen[j] - top) * F32(scale))
+                z += seen[j]
+            for j in range(seen.size):
+                seen[j] /= z
+            x[:low], x[n:] = F32(0), F32(0)
 
 
 @njit(**KERNEL)

@@ -256,44 +256,36 @@ class FusedEngine(Engine):
         norms.norm_heads_backward(*rows, gains, dgains)
         return dheads
 
+    def _each(self, kernel, *given):
+        # What an elementwise kernel makes of arrays of one shape: another.
+        agree(*((x.shape, given[0].shape) for x in given))
+        out = self.arena.take(*given[0].shape)
+        kernel(*map(rows_of, given), rows_of(out))
+        return out
+
     def gelu_exact(self, u: Array) -> Array:
         """GELU with the exact error function, elementwise: u to h of the same shape."""
-        h = self.arena.take(*u.shape)
-        elementwise.gelu_exact(rows_of(u), rows_of(h))
-        return h
+        return self._each(elementwise.gelu_exact, u)
 
     def gelu_exact_backward(self, dh: Array, u: Array) -> Array:
         """du from dh and u of one shape, for GELU with the exact error function."""
-        agree((dh.shape, u.shape))
-        du = self.arena.take(*u.shape)
-        elementwise.gelu_exact_backward(rows_of(dh), rows_of(u), rows_of(du))
-        return du
+        return self._each(elementwise.gelu_exact_backward, dh, u)
 
     def relu2(self, u: Array) -> Array:
         """ReLU squared, elementwise: u to h of the same shape."""
-        h = self.arena.take(*u.shape)
-        elementwise.relu2(rows_of(u), rows_of(h))
-        return h
+        return self._each(elementwise.relu2, u)
 
     def relu2_backward(self, dh: Array, u: Array) -> Array:
         """du from dh and u of one shape, for ReLU squared."""
-        agree((dh.shape, u.shape))
-        du = self.arena.take(*u.shape)
-        elementwise.relu2_backward(rows_of(dh), rows_of(u), rows_of(du))
-        return du
+        return self._each(elementwise.relu2_backward, dh, u)
 
     def gelu(self, u: Array) -> Array:
         """GELU by its tanh approximation, elementwise: u to h of the same shape."""
-        h = self.arena.take(*u.shape)
-        elementwise.gelu(rows_of(u), rows_of(h))
-        return h
+        return self._each(elementwise.gelu, u)
 
     def gelu_backward(self, dh: Array, u: Array) -> Array:
         """du from dh and u of one shape, for GELU by its tanh approximation."""
-        agree((dh.shape, u.shape))
-        du = self.arena.take(*u.shape)
-        elementwise.gelu_backward(rows_of(dh), rows_of(u), rows_of(du))
-        return du
+        return self._each(elementwise.gelu_backward, dh, u)
 
     def linear(self, x: Array, w: Array, bias: Array | None = None) -> Array:
         """x (..., I) @ w (I, O) + bias (O,), by NumPy's BLAS, in the arena's memory."""
@@ -356,9 +348,8 @@ class FusedEngine(Engine):
         for first in range(0, len(rows), LOSS_ROWS):
             part = slice(first, first + LOSS_ROWS)
             with self.scratch():
-                more, dpart = Engine.loss(
-                    self, rows[None, part], W, aims[None, part], scale, dW, cap
-                )
+                given = rows[None, part], W, aims[None, part], scale, dW, cap
+                more, dpart = Engine.loss(self, *given)
                 sums += more
                 if dn is not None:
                     rows_of(dn)[part] = dpart[0]
@@ -392,19 +383,15 @@ class CpuEngine(FusedEngine):
         plus_backward(dy, dbias)                                       # (3)
         return dx
 
-    def attention(
-        self, heads: Array, n_kv: int, first: Array | None = None
-    ) -> tuple[Array, Array]:
+    def attention(self, heads: Array, n_kv: int, first: Array | None = None) -> tuple[Array, Array]:
         """y (B, T, H*D) and p (B, H, T, T) of causal attention over heads (B, T, H+2G, D)."""
         (B, T, N, D), (q, k, v) = heads.shape, _split(heads, n_kv)
         H = N - 2 * n_kv
         y, p = self.arena.take(B, T, H, D), self.arena.take(B, H, T, T)
         multiply_heads(q, k.swapaxes(2, 3), p, BELOW, self.work)
-        if first is None:
-            elementwise.causal_softmax(p, D**-0.5)
-        else:
-            agree((first.shape, (B, T)))
-            elementwise.document_softmax(p, np.ascontiguousarray(first, np.int32), D**-0.5)
+        first = np.zeros((B, T)) if first is None else first
+        agree((first.shape, (B, T)))
+        elementwise.causal_softmax(p, np.ascontiguousarray(first, np.int32), D**-0.5)
         multiply_heads(p, v, y.swapaxes(1, 2), LOWER, self.work)
         return y.reshape(B, T, H * D), p
 

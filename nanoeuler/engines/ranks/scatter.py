@@ -44,16 +44,21 @@ class Dealt(Stepper):
     group: Group
 
     @abstractmethod
-    def parts(
-        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
-    ) -> list[Part]:
-        """Each rank's part of a batch to train on; UserError where there is not one for each."""
+    def expect_parts(self, shape: tuple[int, int]) -> None:
+        """UserError unless a batch of tokens of this shape (B, T) has a part for each rank."""
 
     @abstractmethod
     def parts_to_judge(
         self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
     ) -> list[Part]:
-        """The same of a batch for `sums`, of which a rank's part may be empty."""
+        """Each rank's part of a batch for `sums`, which may be empty."""
+
+    def parts(
+        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+    ) -> list[Part]:
+        """Each rank's part of a batch to train on; UserError where there is not one for each."""
+        self.expect_parts(tokens.shape)
+        return self.parts_to_judge(tokens, targets, first)
 
     @abstractmethod
     def step_part(self, part: Part, lr: float, number: int) -> list[Taken]:

@@ -78,12 +78,15 @@ class RankStepper(Dealt):
         rows = shares(part.shape, self.group.size)[self.group.rank]
         return [range(x.start - rows[0].start, x.stop - rows[0].start) for x in rows]
 
-    def parts(
-        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
-    ) -> list[Part]:
-        """A shard of tokens (B, T), targets (B, T, K) for each rank, or UserError."""
-        _check_shards(tokens.shape, self.group.size)
-        return self.parts_to_judge(tokens, targets, first)
+    def expect_parts(self, shape: tuple[int, int]) -> None:
+        """UserError unless a batch of tokens of this shape (B, T) has a shard for each rank."""
+        (B, T), ranks = shape, self.group.size
+        count = len(shards_of(B, T))
+        if count < ranks:
+            raise UserError(
+                f"expected a batch of at least {ranks} shards, one for each rank, but {B} sequences"
+                f" of {T} tokens are {count}: choose a larger batch_size or fewer ranks"
+            )
 
     def parts_to_judge(
         self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
@@ -92,14 +95,3 @@ class RankStepper(Dealt):
         each = shares(tokens.shape, self.group.size)
         rows = [slice(some[0].start, some[-1].stop) if some else slice(0, 0) for some in each]
         return parts_of(rows, tokens, targets, first)
-
-
-# %% sec-ranks-step
-def _check_shards(shape, ranks):
-    """UserError unless a batch of tokens (B, T) has a shard for each rank."""
-    count = len(shards_of(*shape))
-    if count < ranks:
-        raise UserError(
-            f"expected a batch of at least {ranks} shards, one for each rank, but {shape[0]} "
-            f"sequences of {shape[1]} tokens are {count}: choose a larger batch_size or fewer ranks"
-        )

@@ -17,8 +17,7 @@ from nanoeuler.errors import UserError
 
 class Documents(NamedTuple):
     """int32 (B, T) in C order. first: the first key that each query sees; last: the last query
-    that sees each key. Along a row neither falls.
-    """
+    that sees each key. Along a row neither falls."""
 
     first: Any
     last: Any
@@ -48,8 +47,7 @@ def last_of(first: np.ndarray) -> np.ndarray:
 
 def expect_documents(documents: Documents | None, B: int, T: int) -> tuple[Any, Any]:
     """Its two arrays, or two zeros that no kernel reads; UserError for others than int32 (B, T) in
-    C order.
-    """
+    C order."""
     for name, array in zip(Documents._fields, documents or (), strict=False):
         dense = array.strides[-1] == 4 and (B == 1 or array.strides[0] == 4 * T)
         if (tuple(array.shape), str(array.dtype), dense) != ((B, T), "int32", True):

@@ -27,13 +27,7 @@ from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch, Map, cover
 from nanoeuler.engines.gpu.lang.vectors import expect
 from nanoeuler.engines.gpu.tile import ring
 from nanoeuler.engines.gpu.tile.accumulator import in_order
-from nanoeuler.engines.gpu.tile.layout import (
-    PANEL,
-    chunk_at,
-    lane_column,
-    lane_row,
-    squares_across,
-)
+from nanoeuler.engines.gpu.tile.layout import PANEL, chunk_at, lane_column, lane_row, squares_across
 from nanoeuler.engines.gpu.tile.store import put_bf16
 from nanoeuler.errors import UserError
 

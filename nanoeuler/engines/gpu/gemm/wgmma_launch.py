@@ -105,10 +105,7 @@ def space_bytes(
 ) -> int:
     """Bytes of workspace that a product wants, for pieces or for sums of columns; 0: none."""
     if form.sums != "no":
-        return (
-            HEADER
-            + cover(m, forms.TILE_M * form.cluster) * form.cluster * forms.LINES * n * 4
-        )
+        return HEADER + cover(m, forms.TILE_M * form.cluster) * form.cluster * forms.LINES * n * 4
     if form.pieces != "no":
         return HEADER + plan(form, m, n, k, blocks, cut).slots * form.cluster * forms.PIECE
     return 0
@@ -224,7 +221,6 @@ MEASURED |= {
     },
     ("NN", "rope 64", "bf16", False): {COOPERATIVE: [(8192, 1280, 768), (32768, 1280, 768)]},
 }  # fmt: skip
-
 
 NEAR = 2.0  # a product is like one that was timed if no size is farther off than by this factor
 # For others. k-blocks that cutting tiles must save: where it saved 64 and 70 it lost 5 and 2 %

@@ -16,9 +16,7 @@ def put_piece(acc, address, t):
     """A consumer's 128 registers: four of them are 16 bytes of each thread, side by side."""
     for j in range(REGISTERS // 4):
         i = 4 * j
-        store_float4(
-            address + int64(j * 2048 + t * 16), acc[i], acc[i + 1], acc[i + 2], acc[i + 3]
-        )
+        store_float4(address + int64(j * 2048 + t * 16), acc[i], acc[i + 1], acc[i + 2], acc[i + 3])
 
 
 def make_gather(form: Form) -> Any:

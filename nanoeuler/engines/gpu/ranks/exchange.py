@@ -23,13 +23,7 @@ from nanoeuler.engines.gpu.rows.residual_norm import add_scaled_launch
 from nanoeuler.engines.gpu.step.engine import CudaEngine
 from nanoeuler.engines.gpu.step.precision import COPIES, WEIGHTS, Precision
 from nanoeuler.engines.gpu.step.program import Array, Excerpt
-from nanoeuler.engines.gpu.step.recording import (
-    GRADIENTS,
-    MOMENTS,
-    Machine,
-    ProgramBuilder,
-    Rules,
-)
+from nanoeuler.engines.gpu.step.recording import GRADIENTS, MOMENTS, Machine, ProgramBuilder, Rules
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import Weights, flat_size
 

@@ -33,9 +33,7 @@ def dealt(matrices: Sequence[muon.Matrix], rank: int, size: int) -> list[muon.Ma
     return [matrices[min(i, len(matrices) - 1)] for i in places]
 
 
-def between(
-    found: Sequence[muon.Stretch], start: int, stop: int
-) -> list[tuple[int, int]]:
+def between(found: Sequence[muon.Stretch], start: int, stop: int) -> list[tuple[int, int]]:
     """(first, count) of what lies in no stretch, of the elements from start to stop."""
     ends = [start, *(end for _, end, _ in found)]
     heads = [*(first for first, _, _ in found), stop]

@@ -109,12 +109,14 @@ class CudaRankStepper(Dealt, CudaStepper):
             self.gathering(name).launch()
             kept.flat[...] = self.device.host(self.memories[GRADIENTS])[:n]
 
-    def parts(
-        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
-    ) -> list[Part]:
-        """As many sequences of tokens (B, T), targets (B, T, K) for each rank, or UserError."""
-        expect_equal_parts(len(tokens), self.link.size)
-        return self.parts_to_judge(tokens, targets, first)
+    def expect_parts(self, shape: tuple[int, int]) -> None:
+        """UserError for a batch of tokens of this shape (B, T) that ranks cannot share equally."""
+        count, size = shape[0], self.link.size
+        if count % size:
+            raise UserError(
+                f"a batch of {count} sequences cannot be shared by {size} ranks: "
+                f"choose a batch_size that is a multiple of {size}"
+            )
 
     def parts_to_judge(
         self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
@@ -132,16 +134,6 @@ class CudaRankStepper(Dealt, CudaStepper):
         if len(part.tokens):
             found = CudaStepper.sums(self, part.tokens, part.targets, part.first)
         return sum(self.group.share(found))
-
-
-# %% sec-exchange-stepper
-def expect_equal_parts(count: int, size: int) -> None:
-    """UserError for a batch of so many sequences that cannot be shared by so many ranks."""
-    if count % size:
-        raise UserError(
-            f"a batch of {count} sequences cannot be shared by {size} ranks: "
-            f"choose a batch_size that is a multiple of {size}"
-        )
 
 
 # %% sec-exchange-copies

@@ -68,9 +68,7 @@ class Rows(NamedTuple):
     count: int
 
 
-def decide(
-    sums: Rows, losses: Rows, plan: Rows, number: int, limit: float, decision: int
-) -> None:
+def decide(sums: Rows, losses: Rows, plan: Rows, number: int, limit: float, decision: int) -> None:
     """One block: advance the step's number and write what `adamw` does, 8 float32.
 
     sums (count,) of `add_squares`; losses (heads,); plan (steps, 4) of `schedule`; number (1,)

@@ -20,12 +20,7 @@ from nanoeuler.engines.gpu.rows import adamw, muon
 from nanoeuler.engines.gpu.step.matmul import STORE
 from nanoeuler.engines.gpu.step.precision import Precision
 from nanoeuler.engines.gpu.step.program import Array
-from nanoeuler.engines.gpu.step.recording import (
-    HalvesBuilder,
-    Machine,
-    ProgramBuilder,
-    Rules,
-)
+from nanoeuler.engines.gpu.step.recording import HalvesBuilder, Machine, ProgramBuilder, Rules
 from nanoeuler.engines.gpu.step.stepper import CudaStepper
 from nanoeuler.engines.interface import Optimizer
 from nanoeuler.model.config import ModelConfig
@@ -93,9 +88,7 @@ def product_of_each(engine: Any, name: str, layout: str, a: Array, b: Array, c: 
             engine.recording.add(name, multiply.bf16(layout, x, y, z, STORE), flops)
 
 
-def orthogonal(
-    engine: Any, x: Array, scales: tuple[Array, Array], rules: muon.MuonRules
-) -> Array:
+def orthogonal(engine: Any, x: Array, scales: tuple[Array, Array], rules: muon.MuonRules) -> Array:
     """Record the rounds of a batch as this card has them; the array that holds the directions."""
     if engine.capability == HOPPER:
         return newton_schulz(engine.recording, x, scales, rules, engine.multiprocessors)
@@ -182,5 +175,4 @@ class MuonStepper(CudaStepper):
 
     def __init__(self, weights: Weights, optimizer: Optimizer, device: Any, **how: Any) -> None:
         super().__init__(weights, optimizer, device, **how)
-        rules = rules_of(optimizer, weights)
-        self.step_builder = partial(muon_builder, rules=rules)
+        self.step_builder = partial(muon_builder, rules=rules_of(optimizer, weights))

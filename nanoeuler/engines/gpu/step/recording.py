@@ -24,14 +24,7 @@ from nanoeuler.engines.gpu.rows.fill import clear_launch, clear_table
 from nanoeuler.engines.gpu.step.engine import CudaEngine, PackedRows
 from nanoeuler.engines.gpu.step.matmul import Multiplier
 from nanoeuler.engines.gpu.step.precision import COPIES, LOWER, WEIGHTS, Precision
-from nanoeuler.engines.gpu.step.program import (
-    ALIGN,
-    NOWHERE,
-    Array,
-    Excerpt,
-    Program,
-    Recording,
-)
+from nanoeuler.engines.gpu.step.program import ALIGN, NOWHERE, Array, Excerpt, Program, Recording
 from nanoeuler.engines.sharding import slices
 from nanoeuler.model.config import ModelConfig, first_keys
 from nanoeuler.model.transformer import loss_and_gradients, loss_sums
@@ -193,10 +186,8 @@ class ProgramBuilder:
         partials = recording.take((gradient_norm.blocks_for(flat.shape[0]),), np.float32)
         rates, decision = self.input("rates", (1, 4), np.float32), self.result("decision", (8,))
         number, limit = recording.whole("number", (1,), np.int32), rules.clip_norm
-        launches = gradient_norm.norm_launches(
-            flat, partials, losses, rates, number, limit, decision
-        )
-        recording.add("norm of gradients", launches)
+        given = flat, partials, losses, rates, number, limit, decision
+        recording.add("norm of gradients", gradient_norm.norm_launches(*given))
         table = recording.constant(tiles)
         given = table, decision, buffers, rules.beta1, rules.beta2, rules.eps
         recording.add("AdamW", adamw.adamw_launch(*given))
@@ -292,9 +283,7 @@ def in_halves(weights: Weights, stream: str) -> dict[str, np.ndarray]:
     return {WEIGHTS: np.concatenate(read), COPIES: copies, LOWER: lower}
 
 
-def program_builder(
-    config: ModelConfig, machine: Machine, precision: Precision
-) -> ProgramBuilder:
+def program_builder(config: ModelConfig, machine: Machine, precision: Precision) -> ProgramBuilder:
     """What records programs of a single GPU."""
     kind = HalvesBuilder if precision.kind == "bf16" else ProgramBuilder
     return kind(config, machine, precision)

@@ -24,14 +24,7 @@ from nanoeuler.engines.gpu.rows import gradient_norm
 from nanoeuler.engines.gpu.rows.adamw import from_halves
 from nanoeuler.engines.gpu.step import recording
 from nanoeuler.engines.gpu.step.matmul import Multiplier
-from nanoeuler.engines.gpu.step.precision import (
-    BF16,
-    COPIES,
-    LOWER,
-    PRECISIONS,
-    WEIGHTS,
-    Precision,
-)
+from nanoeuler.engines.gpu.step.precision import BF16, COPIES, LOWER, PRECISIONS, WEIGHTS, Precision
 from nanoeuler.engines.gpu.step.program import ARENA, CONSTANTS, Array, bind, constants
 from nanoeuler.engines.gpu.step.recording import MOMENTS, Machine, ProgramBuilder, Recorded, Rules
 from nanoeuler.engines.interface import Optimizer, Stepper, Taken

@@ -473,7 +473,7 @@ def over_tile(D: int, warps: int, queries: int, first: int) -> Callable:
     apart = 16 * warps * D * 2  # bytes from keys to values
     count, skip = queries - first, first * 128
     # at_once may be told 64 of a tile's 128 queries. Its by_columns should get 128, but needs the
-    # number only to find the tile's next panel, and such a tile (D = 64) has a single one.
+    # number only to find the tile's next panel, and a tile of 128 queries (D = 64) has only one.
     to_values, to_keys = in_halves(D, queries) if count == 128 else at_once(D, count)
     rows_times, s_done = product_of_rows(count, D), product_done(count, 1)
     dk_before = product_done(D, 1)

@@ -118,12 +118,14 @@ def warm() -> None:
     import typer.main
 
     import nanoeuler.__main__  # noqa: F401
-    import nanoeuler.api as face
+    import nanoeuler.api
     import nanoeuler.planning.doctor
     import nanoeuler.planning.step
     import nanoeuler.serve.web  # noqa: F401
     import nanoeuler.training.dpo  # noqa: F401
     from nanoeuler.engines.cpu.engine import CpuEngine
+    from nanoeuler.model.config import PRESETS
+    from nanoeuler.model.sizes import resized
     from nanoeuler.model.transformer import loss_and_gradients
     from nanoeuler.model.weights import initialise
 
@@ -131,8 +133,8 @@ def warm() -> None:
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         for words in ["plan", "--help"], ["plan", "--hidden", "0"], ["plan", "--preset", "none"]:
             program(words)  # so that typer has what it imports when it parses, and when it refuses
-    config = face.resized(face.PRESETS["small"], dim=16, n_layers=1, n_heads=2, n_kv_heads=1,
-                          context=8, vocab_size=300)  # fmt: skip
+    config = resized(PRESETS["small"], dim=16, n_layers=1, n_heads=2, n_kv_heads=1, context=8,
+                     vocab_size=300)  # fmt: skip
     w, tokens = initialise(config, seed=0), np.zeros((1, 8), np.int32)
     targets = np.zeros((1, 8, config.n_predict), np.int32)
     scale = np.ones(config.n_predict)

@@ -380,9 +380,9 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 def fields(attack: Attack, server: Server, rng: random.Random) -> None:
     """Every field of the protocol with every odd value, in both kinds of request."""
-    from nanoeuler.serve.request import CANNOT, FIELDS, KNOBS
+    from nanoeuler.serve.request import CANNOT, FIELDS, SAMPLING
 
-    names = [*FIELDS, *KNOBS, *CANNOT, *OTHERS]
+    names = [*FIELDS, *SAMPLING, *CANNOT, *OTHERS]
     with watched(attack, server, "fields") as sender:
         for name, value, path in itertools.product(names, VALUES, (TEXT, CHAT)):
             said = {"max_tokens": "2", "seed": "1", "temperature": "0.5"}

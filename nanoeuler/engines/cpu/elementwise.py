@@ -172,19 +172,20 @@ def causal_softmax(p: Array, first: Array, scale: float) -> None:
     first (B, T) int32: of each position the first that it sees.
     """
     B, H, T, _ = p.shape
-    for i in range(B * H):
-        for t in range(T):
-            low, n, x = first[i // H, t], t + 1, p[i // H, i % H, t]
-            if not 0 <= low <= t:
-                raise IndexError("a text that does not begin in its row, up to its own position")
-            seen, z = x[low:n], F32(0)
-            top = highest(seen)
-            for j in range(seen.size):
-                seen[j] = exp((seen[j] - top) * F32(scale))
-                z += seen[j]
-            for j in range(seen.size):
-                seen[j] /= z
-            x[:low], x[n:] = F32(0), F32(0)
+    for b in range(B):
+        for h in range(H):
+            for t in range(T):
+                low, n, x = first[b, t], t + 1, p[b, h, t]
+                if not 0 <= low <= t:
+                    raise IndexError("a text must begin in its row, up to its position")
+                seen, z = x[low:n], F32(0)
+                top = highest(seen)
+                for j in range(seen.size):
+                    seen[j] = exp((seen[j] - top) * F32(scale))
+                    z += seen[j]
+                for j in range(seen.size):
+                    seen[j] /= z
+                x[:low], x[n:] = F32(0), F32(0)
 
 
 @njit(**KERNEL)

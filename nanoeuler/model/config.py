@@ -21,8 +21,8 @@ from nanoeuler.errors import UserError
 from nanoeuler.model.integrators import INTEGRATORS
 from nanoeuler.model.layers import Angles
 
-# What a switch can be set to, the default first. Of a number, and of the pattern of windows, only
-# one other value is listed, which stands for all others.
+# What a switch can be set to, the default first. Of a number, and of the pattern of windows, the
+# second value is an example: it stands for every value but the default.
 CHOICES = {
     "norm": ("rms", "layer"),
     "position": ("rope", "learned"),
@@ -77,10 +77,10 @@ class ModelConfig:
     norm_eps: float = 1e-5  # what a norm adds under its root; Llama 2's and GPT-2's
     rope_base: float = 10000.0  # of RoPE's angles; Vaswani and others, 2017, section 3.5
     rope_scaling: str = "none"  # or linear, llama3: what is done to the angles for long texts
-    rope_factor: float = 1.0  # how many times as long texts are, of both
-    rope_low_freq_factor: float = 1.0  # turns within the original context: slower, the factor
-    rope_high_freq_factor: float = 4.0  # divides the angle; faster, it stays
-    rope_original_context: int = 8192  # positions, that the model had been trained with
+    rope_factor: float = 1.0  # linear, llama3: how many times as long the texts are
+    rope_low_freq_factor: float = 1.0  # llama3: with fewer turns, divide the angle by the factor
+    rope_high_freq_factor: float = 4.0  # llama3: with more turns, leave the angle as it is
+    rope_original_context: int = 8192  # llama3: the positions that count for turns
     head_width: int = 0  # D; 0: dim / n_heads
     qkv_bias: bool = False  # whether queries, keys and values have a bias, though others have none
     qk_norm: bool = False  # whether each query and key head is normed before RoPE
@@ -106,7 +106,7 @@ class ModelConfig:
         )  # fmt: skip
 
     def in_layer(self, i: int) -> "ModelConfig":
-        """The same for layer i alone: its window is in `sliding_window`, and there's no pattern."""
+        """The config of layer i by itself, with the window that the pattern gives it, or none."""
         if self.window_pattern == "S":
             return self
         return _without_pattern(self, self.window_pattern[i % len(self.window_pattern)])
@@ -130,7 +130,7 @@ def _check_values(config):
     for field in fields(config):
         name, value = field.name, getattr(config, field.name)
         if field.type is int:
-            least = 0 if name in CHOICES else 1
+            least = 0 if name in CHOICES else 1  # a switch may be 0, which means off; a size not
             wanted = f"a whole number of at least {least}"
             good = type(value) is int and value >= least
         elif field.type is float:
@@ -194,8 +194,8 @@ Supports = Mapping[str, Sequence[Any]]  # switch -> the values that a program ha
 def require(config: ModelConfig, supports: Supports, who: str) -> None:
     """UserError unless the program called `who` has code for every switch of `config`.
 
-    A switch that `supports` doesn't name may only have its default. Of numbers, and of the pattern
-    of windows, one other value among those named stands for all.
+    A switch that `supports` doesn't name may only have its default. Of a number, and of the pattern
+    of windows, any value but the default in `supports` stands for all.
     """
     for name, values in CHOICES.items():
         value, known = getattr(config, name), supports.get(name, values[:1])
@@ -235,7 +235,7 @@ PRESET = "small-modern"  # the model of a new run, by default
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every parameter tensor, in the order of their use: a dict."""
+    """A dict, name -> shape of every parameter tensor, in the order of use."""
     V, C, D, F = config.vocab_size, config.dim, config.head_dim, config.hidden
     H, G = config.n_heads, config.n_kv_heads
     heads, up = (H + 2 * G) * D, 2 * F if config.mlp == "swiglu" else F
@@ -270,9 +270,10 @@ def _exists(config, name):
 
 
 def telling(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a written-down config by which two models are told apart.
+    """The fields of a saved run's config that a resumed run must share: for appendix E.
 
-    A field after `sliding_window` counts where it isn't at its default: runs may be older than it.
+    Without the fields after `sliding_window` that are at their defaults, because a run that was
+    saved before such a field existed must count as the same model.
     """
     defaults = {field.name: field.default for field in fields(ModelConfig)}
     added = [*defaults][[*defaults].index("sliding_window") + 1 :]
@@ -289,7 +290,7 @@ def count_parameters(config: ModelConfig) -> int:
 def first_keys(
     config: ModelConfig, T: int, first: np.ndarray | None = None
 ) -> np.ndarray | None:
-    """The first key that each of T queries sees, (T,) or (B, T) int32; None: all see all.
+    """The first key that each of T queries sees, (T,) or (B, T) int32; None: key 0.
 
     first (B, T) or (T,) int, if given: where the texts of the positions begin. Of a config with a
     pattern of windows ask for each layer's own, `config.in_layer(i)`. Equation eq-attention-window.

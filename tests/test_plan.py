@@ -510,6 +510,14 @@ def test_a_card_without_products_of_bf16_can_record_no_step():
         record_step(SMALL, 2, SMALL.context, place, PRECISIONS["cuda"], step.RULES)
 
 
+def test_a_step_whose_sizes_no_kernel_can_count_is_refused():
+    place = Machine(CARDS["h200"].capability, CARDS["h200"].multiprocessors)
+    huge = replace(SMALL, n_predict=2**31 // SMALL.vocab_size + 1)
+    for name, said in ("cuda", "31 bits"), ("cuda-tf32", "2.34"):
+        with pytest.raises(UserError, match=said):
+            record_step(huge, 2, SMALL.context, place, PRECISIONS[name], step.RULES)
+
+
 def test_a_plan_of_an_engine_has_a_line_for_every_card():
     text = step.on_cards(SMALL, 16, "cuda").splitlines()
     assert [line.split()[0] for line in text] == ["cuda", *CARDS]

@@ -422,6 +422,11 @@ REFUSED = [
     (lambda c: c.update(pre_tokenizer={"type": "BertPreTokenizer"}), "BertPreTokenizer"),
     (lambda c: c.update(pre_tokenizer={"type": "Metaspace", "replacement": "▁"}), "Metaspace"),
     (lambda c: c.update(pre_tokenizer=None), "pre-tokenizer"),
+    (lambda c: c.update(pre_tokenizer={}), "pre-tokenizer is None"),
+    (lambda c: c["pre_tokenizer"].pop("type"), "pre-tokenizer is None"),
+    (lambda c: c["pre_tokenizer"].update(type="\x1b[2J"), r"pre-tokenizer is \[2J"),
+    (lambda c: c["decoder"].update(type="\x1b[2J\n"), r"decoder is \[2J"),
+    (lambda c: c.update(pre_tokenizer={"type": "Sequence"}), "pre-tokenizer is Sequence"),
     (lambda c: c["pre_tokenizer"].update(add_prefix_space=True), "add_prefix_space"),
     (lambda c: c["pre_tokenizer"].update(use_regex=False), "pre-tokenizer is ByteLevel"),
     (lambda c: c.update(pre_tokenizer={"type": "Sequence", "pretokenizers": [
@@ -452,6 +457,7 @@ def test_what_we_have_no_code_for_is_refused_by_name(tmp_path, change, told):
     with pytest.raises(UserError, match=told) as refused:
         Tokenizer.load(path)
     assert str(path) in str(refused.value) and len(str(refused.value)) < 1000
+    assert str(refused.value).isprintable()
 
 
 def test_models_of_sentencepiece_that_are_none_of_ours_are_refused():

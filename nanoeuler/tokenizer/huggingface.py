@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nanoeuler.errors import UserError
+from nanoeuler.errors import UserError, quoted
 from nanoeuler.tokenizer.encode import BYTE_FROM_ID
 from nanoeuler.tokenizer.file import VISIBLE, spelt_bytes
 from nanoeuler.tokenizer.vocabulary import MAX_VOCAB, Added, Vocabulary
@@ -168,16 +168,16 @@ def _types(part: Any) -> list[str]:
 
 def _unknown(source: str, what: str, part: Any, expected: str) -> UserError:
     """The error for a part that we have no code for."""
-    shown = " then ".join(_types(part)) or "nothing"
-    return UserError(f"{source}: its {what} is {shown:.60}, for which we have no code: expected "
+    shown = quoted(" then ".join(_types(part)) or "nothing", 60)
+    return UserError(f"{source}: its {what} is {shown}, for which we have no code: expected "
                      f"{expected}")  # fmt: skip
 
 
 def _scanner(content: dict[str, Any], source: str) -> str:
     """The scanner of a file's pre-tokenizer; UserError that names one that we lack."""
     part = content.get("pre_tokenizer")
-    steps = part.get("pretokenizers") if _types(part) != [""] and part["type"] == "Sequence" else [
-        part]  # fmt: skip
+    sequence = isinstance(part, dict) and part.get("type") == "Sequence"
+    steps = part["pretokenizers"] if sequence and "pretokenizers" in part else [part]
     expected = "the words of GPT-2, Llama 3, Qwen2 or SmolLM2"
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps) or (
             not steps or steps[-1].get("type") != "ByteLevel"):  # fmt: skip

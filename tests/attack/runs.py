@@ -70,8 +70,10 @@ def facts(out: Path) -> str:
         whole.update(flat.tobytes())
     assert (load_model(out)[2].flat == run.weights.flat).all()
     read_metrics(out)
-    settings = dataclasses.replace(run.settings, minutes=1.0)  # which decide nothing
-    return f"{run.step} {run.config} {settings} {run.tokenizer.hash} {whole.hexdigest()}"
+    settings = dataclasses.replace(run.settings, minutes=1.0, recompute=False)  # change no bit
+    same = [[value + 0.0 if isinstance(value, int | float) else value  # 1 is as good as 1.0
+             for value in dataclasses.astuple(each)] for each in (run.config, settings)]
+    return f"{run.step} {same} {run.tokenizer.hash} {whole.hexdigest()}"
 
 
 def look(attack: Attack, kind: str, what: str, harm: Callable[[Path], None], same: bool) -> None:
@@ -245,11 +247,12 @@ def contents(out: Path) -> dict[str, object]:
 def unequal(out: Path, whole: dict[str, object]) -> str | None:
     """What of a run is not what it should be.
 
-    Its picture may be missing: it comes after the last save, and `all` passes by what has that.
+    Its picture may be missing, or be that of an earlier stop: it comes after the last save, and
+    `all` passes by what has that.
     """
     found = contents(out)
     wrong = [name for name in whole.keys() | found.keys() if whole.get(name) != found.get(name)]
-    wrong = [name for name in wrong if name in found or not name.endswith("loss.png")]
+    wrong = [name for name in wrong if not name.endswith("loss.png")]
     return f"not the bytes of an uninterrupted run: {sorted(wrong)[:4]}" if wrong else None
 
 

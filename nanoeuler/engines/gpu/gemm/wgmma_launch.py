@@ -61,6 +61,8 @@ def sizes(form: forms.Form, of: Operands) -> tuple[int, int, int]:
         raise UserError(f"columns with a bias or sums come in eights, not {n}: pad B by zeros")
     if gated and form.second and n % 64:
         raise UserError(f"gates that are stored come in sixty-fours, not {n}")
+    if max(m, n) >= 1 << 31:
+        raise UserError(f"C's rows and columns fit into 31 bits each, not {m} x {n}")
     if cover(k, schedule.TILE_K) >= 1 << 15:
         raise UserError(f"k is at most {(1 << 15) * schedule.TILE_K - schedule.TILE_K}, not {k}")
     return m, n, k

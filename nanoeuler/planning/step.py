@@ -38,17 +38,17 @@ class Speeds(NamedTuple):
 
 
 # Rows of data/measurements, rounded: products of a step's shapes reach 460 to 700 TFLOP/s alone,
-# attention 250 to 330, in two pieces 54 to 79, a copy 4.3 TB/s; and 1.2 us a launch in a graph. Of
-# the library's in float32 and attention in three pieces no step has been timed: half of two pieces,
-# and what NVIDIA's data sheet says of TF32 (dense) and float32, at the share that bf16 reaches.
+# attention 250 to 330, in two pieces 54 to 79, a copy 4.3 TB/s; and 1.2 us a launch in a graph.
+# No step was timed with the library's tf32 and float32: the data sheet's dense peaks, times the
+# share of its peak that bf16 reaches; nor with attention in three pieces: half the speed of two.
 H200 = Speeds(
     Machine((9, 0), 132), {"bf16": 600e12, "tf32": 300e12, "float32": 40e12},
     {1: 270e12, 2: 60e12, 3: 30e12}, 4.2e12, 1.2e-6,
 )  # fmt: skip
-# How often a launch moves its arrays' bytes, where it is not once. AdamW reads and writes all but
-# the gradient: 28 bytes of 16. Cross-entropy reads logits twice and writes them; what
-# is in the L2 cache still, it does not fetch: measured. Rope turns 16 of 20 heads in place; where
-# heads are normed, 16 move three times, and 20 and 16 are given.
+# How often a launch moves the bytes that `nbytes` counts, where it is not once. AdamW reads and
+# writes all but the gradient: 28 bytes of 16. Cross-entropy reads logits twice and writes them,
+# partly from the L2 cache: measured. RoPE reads and writes 16 heads of 20; norms of heads move 16
+# three times, of 20 + 16. The clears and sums name a long buffer and touch little of it.
 PASSES = {
     "AdamW": 28 / 16, "cross-entropy": 2.3, "rope": 1.6, "rope backward": 1.6, "clear": 0.0,
     "sums of norms": 0.1, "norm of heads": 4 / 3, "norm of heads, backward": 4 / 3,
@@ -167,8 +167,8 @@ def bytes_in_parts(
 ) -> Callable[[int], int]:
     """A function: in how many parts, two or more, a batch goes through memory -> bytes it takes.
 
-    On an H200, which is within a few per cent of others. All parts but the first take the memory of
-    the second, so no longer list is written.
+    Recorded for an H200; other cards differ by a few per cent. From the second part on all use the
+    same memory, so a list of two parts is as large as one of many.
     """
 
     @cache

@@ -51,7 +51,7 @@ from nanoeuler.model.weights import Block
 
 # Rows whose logits are held at a time. Each part adds to the gradient of the output matrix, which
 # is read and written for it: 2048 rows of gpt2-124m took 0.25 ms, of which 0.07 for that.
-# LOSS_BYTES: fewer rows where these would take more, in parts of equal size, in whole tiles.
+# LOSS_BYTES: fewer rows if these took more: from 131,073 bf16 logits a row, which no preset has.
 LOSS_ROWS, LOSS_BYTES, LOSS_UNIT = 4096, 1 << 30, 256
 # Hidden channels come in multiples of it where a product stores gates (`wgmma_launch.sizes`).
 GATES = 64
@@ -78,7 +78,7 @@ class PackedRows(NamedTuple):
 
     documents: two arrays (B, T), of the keys that are seen. places (B, T): each position from its
     text's beginning; plan: the scatter plan of these. Both only where positions are learned, plan
-    only where there is a way back. pairs: of a query and a key in its window, of a row as
+    only where there is a way back. pairs: how many (query, key) a row counts in FLOPs, as
     if it held one text; None: all up to the query's own. windows: the documents of layers with each
     window, where several texts are in a row.
     """
@@ -184,7 +184,7 @@ class CudaEngine(Engine):
         """Write down the sums that are owed; outs are in memories that exist for the whole step."""
         for memory in sorted({memory for memory, _ in self.deferred}):
             owed = [both for both in self.deferred.values() if both[0].memory == memory]
-            first = min(out.address for out, _ in owed)  # what lies before may be on its way (14a)
+            first = min(out.address for out, _ in owed)  # the rest may be in an exchange (14a)
             end = max(out.address + out.nbytes for out, _ in owed)
             table = np.array([line for _, lines in owed for line in lines], np.int32)
             table[:, 3] -= first // 4
@@ -207,7 +207,7 @@ class CudaEngine(Engine):
         self.multiply(name, a, b, c, end)
 
     def flush_norm(self, dmoved: Array | None = None) -> None:
-        """Write down what is pending; dmoved: where the sums of weight dx are added."""
+        """Write down what is pending; dmoved: where the sums of h dx go, a bias's gradient."""
         if self.pending is None:
             return
         this, self.pending = self.pending, None
@@ -264,7 +264,7 @@ class CudaEngine(Engine):
         return dy
 
     def scale(self, x: Array, h: float) -> Array:
-        """A new array h x, of activations: from the norm's backward that made x, if it can."""
+        """A new array h x: from the norm's backward that made x, if still pending, else 0 + h x."""
         out, this = self.take(*x.shape), self.pending
         if this and x is this.dx and this.copy is None:
             self.pending = this._replace(copy=out, weight=float(h))
@@ -301,7 +301,7 @@ class CudaEngine(Engine):
         first: PackedRows | None = None,
     ) -> Array:  # fmt: skip
         x = self.take(*tokens.shape, table.shape[1], kind=self.precision.stream)
-        table = self.copy_of(table) if table.memory == NOWHERE else table
+        table = self.copy_of(table) if table.memory == NOWHERE else table  # masters in halves
         places = first and first.places
         launch = embed_launch(
             tokens.reshape(-1), table, rows_of(x), tokens.shape[1], positions=positions,
@@ -503,7 +503,7 @@ class CudaEngine(Engine):
         self, logits: Array, targets: Array, scale: Array, losses: Array, V: int, first: int,
         gradient: bool,
     ) -> None:  # fmt: skip
-        """Losses of rows `first` on, whose logits (n, K P) these are; their gradient in place."""
+        """Losses of rows `first` on, of logits (n, K P), P: V padded; their gradient in place."""
         if isinstance(scale, np.ndarray):
             scale = self.recording.constant(scale.astype(np.float32))
         columns = logits.shape[1] // targets.shape[1]
@@ -576,10 +576,8 @@ class CudaEngine(Engine):
         return n if may or self.recompute else None
 
     def lend_gradients(self, b: Block) -> None:
-        """From now on, have arrays lie where the gradients of the blocks before b will.
-
-        And no more where b's own will: if b is run again, they are made next.
-        """
+        """From now on arrays may lie where gradients of blocks before b will be stored (why: 13a,
+        "Gradients lend their memory"), not where b's own will: if b runs again, they come next."""
         if self.lendable:
             here = int(self.name_of(b.wqkv).split(".")[1])
             for i in [i for i in self.lendable if i < here]:

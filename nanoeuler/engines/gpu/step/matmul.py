@@ -21,7 +21,7 @@ from nanoeuler.engines.gpu.gemm.mma_floats import choose_floats, floats_product,
 from nanoeuler.engines.gpu.lang.kernel import Launch
 from nanoeuler.engines.gpu.step.program import Array, Recording, Work
 
-SPACE = "space"  # the memory in which pieces of products wait; zero before the first step
+SPACE = "space"  # workspace of split products; its first word is zero before the first step
 
 
 class Epilogue(NamedTuple):
@@ -98,7 +98,7 @@ class Multiplier:
                 place=lambda need: self.recording.whole(SPACE, (need,), np.uint8),
                 blocks=self.multiprocessors,
             )  # fmt: skip
-        if layout[0] == "T" and m % 8:  # what stands behind each row is split as well, in eights
+        if layout[0] == "T" and m % 8:  # m in eights: up to 7 columns behind each row are split
             a = replace(a, shape=(k, eights(m)))
         shapes = split_shapes(layout, m, n, k, self.pieces, blocks=self.multiprocessors)
         cut = [self.recording.take(shape, np.uint16) for shape in shapes]

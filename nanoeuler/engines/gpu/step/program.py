@@ -261,7 +261,7 @@ class Excerpt:
     """A flat buffer (N,) of which only some spans have a place: one behind the other in `kept`.
 
     Slices are as of the whole, so that `Weights` can lay its names over it. What has no place is
-    NOWHERE, at the address that it would have; the last span that holds a slice gives it.
+    NOWHERE, at the address that it would have.
     """
 
     def __init__(self, length: int, kept: Array, spans: list[tuple[int, int]]) -> None:

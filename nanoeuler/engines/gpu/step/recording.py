@@ -55,13 +55,13 @@ class Rules(NamedTuple):
 class Recorded(NamedTuple):
     """A program with its ends, each a memory of its name.
 
-    inputs: of piece i of the batch, "tokens i" int32 (B, T), "targets i" int32 (B, T, K), and in a
+    inputs: of part i of the batch, "tokens i" int32 (B, T), "targets i" int32 (B, T, K), and in a
     step its scatter plan, "plan i". For rows of several texts also "first i" and "last i", as in
-    `Documents`, of layers with another window under the names that `windows` gives, and where
+    `Documents`; for layers with another window, the names that `windows` gives. Where
     positions are learned "places i", and in a step their "scatter i". Of a
     step also scale float32 (K,) and rates float32 (1, 4), as `gradient_norm.schedule` makes them.
-    results: sums float32 (pieces, K, up to a multiple of 4), zero at first, and of a step its
-    decision float32 (8,).
+    results: sums float32 (pieces, K rounded up to a multiple of 4), zero at first, and of a step
+    its decision float32 (8,).
     """
 
     program: Program
@@ -211,7 +211,7 @@ class ProgramBuilder:
             first = self.packed_rows(i, *tokens.shape, True) if packed else None
             given = self.weights, tokens, targets, scale, gradients, first
             loss_and_gradients(engine, config, *given)
-            engine.flush()  # a later part's arrays may borrow no gradient whose sums are owed
+            engine.flush()  # reclaims norms' gradients, which the next part could borrow else
         return sums.reshape(-1)
 
     def scatter_plan(self, i: int, tokens: Array) -> Array:
@@ -222,7 +222,7 @@ class ProgramBuilder:
     def build_step(
         self, B: int, T: int, rules: Rules, pieces: int = 1, packed: bool = False
     ) -> Recorded:
-        """The program of a training step on a batch of B sequences, a piece of them at a time.
+        """The program of a training step on a batch of B sequences, in so many `pieces`.
 
         packed: of rows that may hold several texts.
         """
@@ -241,7 +241,7 @@ class ProgramBuilder:
 # %% sec-step-step
 def read_spans(config: ModelConfig, stream: str) -> list[tuple[int, int]]:
     """(start, stop) of what kernels read in float32 where masters are in halves: norms, and the
-    tables, unless a row of the stream is a row of the table's copy."""
+    tables, unless the embedding reads their bf16 copy: a bf16 stream, no learned positions."""
     nowhere = Array(NOWHERE, 0, (flat_size(config),), np.dtype(np.float32), (4,))
     weights = Weights(config, np.float32, nowhere)
     tables = config.position == "learned" or stream != "bf16"

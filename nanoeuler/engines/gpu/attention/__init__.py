@@ -2,12 +2,12 @@
 
 
 # %% sec-flash-tiles
-"""FlashAttention, forward and backward, and which of its families a card takes: choice.
+"""FlashAttention, forward and backward, for every card from capability 8.0 on.
 
-tiles and reference are float32 without tensor cores, to read and to compare with; documents are
-packed sequences and windows. wgmma_* is Hopper's, mma_* for every card from 8.0 on; of each family
-parts, forward, backward and launch. layout and softmax are theirs together. operands says what
-mma_* multiplies: bf16, or, in float32_*, float32 as a sum of two or three bf16.
+`tiles` (NumPy) and `reference` (float32 kernels) are to read and to compare with. `wgmma_*` is for
+Hopper, `mma_*` for every card; `choice` picks one. Both have modules `parts`, `forward`, `backward`
+and `launch`, and use `layout` and `softmax`. `operands` says what `mma_*` multiplies: bf16, or, in
+`float32_*`, float32 as two or three bf16. `documents` has packed sequences and windows.
 
 May import: errors, engines.gpu.lang, engines.gpu.gemm, engines.gpu.tile.
 """

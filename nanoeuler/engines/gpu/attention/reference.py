@@ -4,9 +4,9 @@
 # %% sec-flash-forward
 """Causal grouped-query attention as three kernels that never hold the T x T matrix, in float32.
 
-For every GPU from capability 8.0 on, and for paper. A block owns 32 positions, and a position's
-thread never asks another for anything but tiles. tiles.py says the same in NumPy. Left out:
-tensor cores, and speed; these are the oracle of the kernels that have both.
+For every GPU from capability 8.0 on, and for the emulator. A block owns 32 positions,
+and its threads share only the tiles that they fetch together. tiles.py says the same in NumPy. Left
+out: tensor cores, and speed; these are the oracle of the kernels that have both.
 
 B batch, T positions, H query heads, G key/value heads (n_kv), D head width: 32, 64 or 128. All
 arrays are float32 in C order:
@@ -143,7 +143,7 @@ def _sizes(heads: Any, n_kv: int) -> tuple[int, int, int, int]:
 def forward_launch(heads: Any, n_kv: int, y: Any, lse: Any) -> Launch:
     """y = causal attention of heads; lse = ln of each row's sum of exponentials.
 
-    Every y and lse is written; lse of rows beyond T is that of no row.
+    Every y and lse is written; lse beyond T means nothing.
     """
     B, T, H, D = _sizes(heads, n_kv)
     _expect("y", y, (B, T, H, D))

@@ -165,7 +165,9 @@ def test_a_word_is_not_a_truth_value(name, value):
         ModelConfig(**{**SMALL, name: value})
 
 
-@pytest.mark.parametrize("value", [0, 0.0, -0.5, math.inf, -math.inf, math.nan, "1", None, True])
+@pytest.mark.parametrize(
+    "value", [0, 0.0, -0.5, 10**400, math.inf, -math.inf, math.nan, "1", None, True]
+)
 @pytest.mark.parametrize("name", ["step_size", "norm_eps", "rope_base", "rope_factor",
                                   "rope_low_freq_factor", "rope_high_freq_factor"])  # fmt: skip
 def test_a_step_and_other_numbers_must_be_finite_and_above_zero(name, value):

@@ -10,6 +10,7 @@ width, T positions, K predicted tokens.
 """
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -135,7 +136,7 @@ def _check_values(config):
             good = type(value) is int and value >= least
         elif field.type is float:
             wanted = "a finite number above 0" + (", or 0" if field.default == 0 else "")
-            good = type(value) in (int, float) and 0 <= value < math.inf
+            good = type(value) in (int, float) and 0 <= value <= sys.float_info.max
             good = good and (value > 0 or field.default == 0)
         elif name == "window_pattern":
             wanted = "some letters S and L"

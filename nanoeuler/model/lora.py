@@ -12,6 +12,7 @@ outputs of a linear map, N positions of a batch, r the rank.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -128,7 +129,9 @@ class Lora:
         if type(self.rank) is not int or not 1 <= self.rank < 2**31:
             raise UserError(f"expected a LoRA rank of at least 1, got {quoted(repr(self.rank))}")
         alpha = self.alpha
-        if alpha is not None and not (type(alpha) in (int, float) and 0 < alpha < math.inf):
+        if alpha is not None and not (
+            type(alpha) in (int, float) and 0 < alpha <= sys.float_info.max
+        ):
             raise UserError(f"expected LoRA's alpha to be a number above 0, got "
                             f"{quoted(repr(alpha))}")  # fmt: skip
         if isinstance(self.targets, list):  # as JSON has it

@@ -263,7 +263,7 @@ PREFERRING = Settings(steps=250, weight_decay=0.0)
 def _check(beta: float, anchor: float) -> None:
     """UserError for numbers that no run can have."""
     for name, value, least in (("beta", beta, "above 0"), ("anchor", anchor, "of at least 0")):
-        good = type(value) in (int, float) and 0 <= value < math.inf
+        good = type(value) in (int, float) and 0 <= value <= sys.float_info.max
         if not good or (name == "beta" and value == 0):
             raise UserError(
                 f"expected {name} to be a number {least}, got {value!r:.60}: choose another"

@@ -86,7 +86,7 @@ def make_add_bias(form: forms.Form) -> Callable:
 
 
 def put_pairs(pairs, i, box, t):
-    """The same of 16 registers that hold pairs of bf16."""
+    """16 registers from `i` on that hold pairs of bf16, to a box: as `put_bf16`, without packing."""
     for j in range(4):
         k, place = i + 4 * j, int32(box + squares_at(t, j))
         hopper.stmatrix4(place, pairs[k], pairs[k + 1], pairs[k + 2], pairs[k + 3])
@@ -154,8 +154,7 @@ class Strip(NamedTuple):
 
 
 def strips(form: forms.Form) -> list[Strip]:
-    """All strips of a consumer's tile, from left to right, then those below; of SwiGLU, of gates.
-    """
+    """All strips of a consumer's tile, left to right, then those below; of SwiGLU, of gates."""
     wide = 128 // (4 if form.out == "float32" else 2)
     across = form.of_c // wide
     every = range(across * (2 if form.pingpong else 1))
@@ -164,8 +163,8 @@ def strips(form: forms.Form) -> list[Strip]:
 
 
 def make_store(form: forms.Form, strip: Strip, box: int, second: bool = False) -> Callable:
-    """store(acc, tile): a strip of the sums by way of a box to C, or to the second array; there,
-    where sums met a tile from the ring, it is what that tile became."""
+    """store(acc, tile): a strip of the sums by way of a box to C, or to the second array. If sums
+    met a tile from the ring, the second array gets what that tile became, not the sums."""
     i, right, down = strip
     pairs = second and form.ringed
     put = make_strip(put_pairs if pairs else put_bf16) if second else make_strip_of_c(form)

@@ -303,6 +303,7 @@ def make_consume(form: forms.Form) -> Callable:
             wait(acc)
             release(me.bars + 8 * (stages + last), t)
             row, column, line = corner(x, y, me)
+            # turn ^ c: 0, 1, 0, ..., the parity of its bays; u: room for bf16 pairs of other arrays
             tile = Tile(of, me, row, column, line, int32(turn ^ c), angles, u)
             stage, phase = finish(acc, tile, slot, stage, phase)
             if pingpong:  # pass over the other consumer's stages
@@ -313,7 +314,7 @@ def make_consume(form: forms.Form) -> Callable:
 
 
 def arrival(block, blocks):
-    """What a block adds to the word at which a grid waits: all add 2^31, and its top bit turns."""
+    """What a block adds to the word at which a grid waits: all together 2^31, so its top bit turns."""
     return 0x80000000 - (blocks - 1) if block == 0 else 1
 
 

@@ -161,12 +161,12 @@ def product(
 # Ping-pong, cluster and pieces of the forms that were fastest most often.
 COOPERATIVE, PINGPONG, CUT = (False, 2, "no"), (True, 2, "no"), (False, 2, "together")
 ALONE = (True, 1, "no")  # ping-pong without a partner
-NARROW = (False, 1, "no", True)  # the same of those with a narrow tile
+NARROW = (False, 1, "no", True)  # cooperative, no partner, whole; True: with a narrow tile
 # The products that were timed alone at full load by the fastest form of each, as
 # `tests/bench/card/gemm.py` prints it: (layout, epilogue, C's dtype, second) -> {(ping-pong,
 # cluster, pieces): [(m, n, k)]}, and a fourth, True, where the tile is narrow. Three narrow ones of
-# 8192 rows were ahead by 2 to 4 % alone and behind by 5 to 7 % in turn with others, as in a step:
-# they are not here.
+# 8192 rows were ahead by 2 to 4 % if timed alone, and behind by 5 to 7 % if timed in turn with
+# others, as in a step: they are not here.
 MEASURED: dict[tuple, dict[tuple, list[tuple[int, int, int]]]] = {
     ("NT", "store", "bf16", False): {
         COOPERATIVE: [(8192, 8192, 8192), (4096, 50304, 768), (16384, 768, 3072),
@@ -227,7 +227,7 @@ NEAR = 2.0  # a product is like one that was timed if no size is farther off tha
 # (8192^3, NN 16384 x 768 x 50304); where it saves 116 and more, most blocks are idle without.
 WORTH = 100
 # The k up to which putting a tile's sums away is worth hiding in NT: at 768 ping-pong was 10 %
-# ahead in turn and within 2 % alone for n of 2304 and more; at 3072 it was 8 % behind alone.
+# ahead timed in turn, 2 % at most alone, if n is 2304 or more; at 3072 it was 8 % behind alone.
 SHALLOW = 1024
 
 

@@ -34,8 +34,8 @@ class Item(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """A strip of tile (x, y) that is the sum of pieces: of block `rank`, of its upper 64 rows or
-    the lower (half), the strip-th from the left."""
+    """A strip (64 rows of 128 bytes) of tile (x, y) that is the sum of pieces: in block `rank`, in
+    its upper 64 rows or the lower (half), the strip-th from the left."""
 
     x: int
     y: int
@@ -167,7 +167,7 @@ def split(
 ) -> Plan:  # fmt: skip
     """Tiles cut along k; the pieces wait in slots, and each strip is summed in the order of k.
 
-    cut: "level", "even", or "best": the one with the lesser load, even where they are within
+    cut: "level", "even", or "best": the one with the lesser load, or "even" if they are within
     EPILOGUE. Half a tile has `strips`; each is summed by one warpgroup, and which does not matter.
     """
     choices = {"level": level(order, blocks, clusters)}

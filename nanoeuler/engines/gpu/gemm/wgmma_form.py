@@ -111,7 +111,7 @@ class Form:
     @property
     def halved(self) -> bool:
         """Whether the blocks of a cluster share B by halves of a k-block, and not by columns: 96
-        columns are no boxes of 64."""
+        columns each would not be whole boxes of 64."""
         return self.narrow and self.cluster == 2 and self.layout[1] == "N"
 
     @property
@@ -147,7 +147,7 @@ class Form:
     @property
     def boxes(self) -> tuple[int, int]:
         """Where the boxes on their way out begin, from the ring's beginning, and a consumer's
-        number of them: three where a tile has three strips, so that the next begins with the first.
+        number of them: three where a tile has three strips, so that each begins with the first box.
         """
         return (self.stages * self.stage, 3) if self.narrow else (RING, SLOTS // 2)
 

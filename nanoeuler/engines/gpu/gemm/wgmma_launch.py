@@ -134,8 +134,8 @@ def product(
 ) -> list[Launch]:
     """The launches, in order, of C = op(A) op(B) with the form's epilogue; arrays: `Operands`.
 
-    A row of C ends at a multiple of 16 bytes, or the bytes up to there are written, too. The work
-    list of equal sizes is one array, which comes again.
+    A row of C ends at a multiple of 16 bytes, or the bytes up to there are written, too. Products
+    of equal sizes share the array of their work list.
     """
     place, space = given.pop("place", lambda array: array), given.pop("space", None)
     limits = given.pop("blocks", MULTIPROCESSORS), given.pop("cut", "best")
@@ -223,11 +223,11 @@ MEASURED |= {
 }  # fmt: skip
 
 NEAR = 2.0  # a product is like one that was timed if no size is farther off than by this factor
-# For others. k-blocks that cutting tiles must save: where it saved 64 and 70 it lost 5 and 2 %
+# For others: how many k-blocks cutting must save. Where it saved 64 and 70 it lost 5 and 2 %
 # (8192^3, NN 16384 x 768 x 50304); where it saves 116 and more, most blocks are idle without.
 WORTH = 100
 # The k up to which putting a tile's sums away is worth hiding in NT: at 768 ping-pong was 10 %
-# ahead timed in turn, 2 % at most alone, if n is 2304 or more; at 3072 it was 8 % behind alone.
+# ahead timed in turn and within 2 % alone, if n is 2304 or more; at 3072 it was 8 % behind alone.
 SHALLOW = 1024
 
 
@@ -243,7 +243,7 @@ def like(kind: tuple, sizes: tuple[int, int, int]) -> tuple | None:
 
 
 def rule(layout: str, m: int, n: int, k: int, plain: bool, cut: bool) -> tuple[bool, int, str]:
-    """The same by sizes alone. plain: ping-pong has the epilogue; cut: it can have pieces."""
+    """A form by sizes alone. plain: ping-pong has the epilogue; cut: it can have pieces."""
     few = cover(m, forms.TILE_M) * cover(n, 256) < MULTIPROCESSORS // 4
     pingpong = layout == "NT" and plain and not few and k <= SHALLOW < n
     cluster = 1 if m <= forms.TILE_M or few else 2

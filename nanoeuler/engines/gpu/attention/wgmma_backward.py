@@ -274,7 +274,7 @@ def dq_body(form: Form) -> Callable:
     half, tile_half, quarter = D // 2, KEYS // 2, KEYS // 4
     turn_back, loop = make_turn_back(D, form.turned), over_keys(D, warps, stages)
     start, skip_keys = make_query_start(D, groups, stages)
-    take_deltas = softmax.make_take_deltas(D, 2, layout.quarter_dot)
+    take_deltas = softmax.make_take_deltas(D, 2, layout.quarter_dot)  # 2 bytes an element
 
     def block_of_queries(x: Arguments, map_dq: int, arrays: OutputArrays) -> None:
         wg.prefetch_maps(x.maps.q, x.maps.k, x.maps.v, x.maps.do)
@@ -596,7 +596,7 @@ def step_queries(D: int) -> int:
 def last_tile(T: int, queries: int, rows: int, key: int, batch: int, limit: layout.Limit) -> int:
     """One past the last tile of queries that sees the block of keys from `key` on."""
     end = int32((T + queries - 1) // queries)
-    if limit.on:
+    if limit.on:  # then limit_of gives the last query that sees the block's last key
         end = int32(layout.limit_of(limit, batch, int32(key + rows - 1)) // queries + 1)
     return end
 

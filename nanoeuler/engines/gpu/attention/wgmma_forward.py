@@ -64,7 +64,7 @@ def save(rows: Rows, of: Output, own: wg.Own, T: int, scale: float) -> None:
     wg.warpgroup_sync(at)  # every warp has read the queries that are overwritten now
     wg.stage_out(rows.o, above, below, own.tile, D, at)
     wg.hand_over(at)
-    if at.thread & 127 == 0:
+    if at.thread & 127 == 0:  # in Python & binds before ==, unlike in C
         wg.put(of.heads, own.row, own.tile, D)
         hopper.bulk_commit()
 

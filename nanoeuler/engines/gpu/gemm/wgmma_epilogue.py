@@ -86,7 +86,7 @@ def make_add_bias(form: forms.Form) -> Callable:
 
 
 def put_pairs(pairs, i, box, t):
-    """The same of 16 registers that hold pairs of bf16."""
+    """16 registers from `i` on that hold pairs of bf16, to a box (`put_bf16` also packs them)."""
     for j in range(4):
         k, place = i + 4 * j, int32(box + squares_at(t, j))
         hopper.stmatrix4(place, pairs[k], pairs[k + 1], pairs[k + 2], pairs[k + 3])
@@ -140,7 +140,7 @@ def make_strip(put: Callable, add: bool = False) -> Callable:
 
 
 def make_strip_of_c(form: forms.Form) -> Callable:
-    """The same of sums as they are, in C's dtype, stored in C or added to it."""
+    """`make_strip` for sums as they are, in C's dtype, stored in C or added to it."""
     return make_strip(put_float32 if form.out == "float32" else put_bf16, form.epilogue == "add")
 
 
@@ -154,8 +154,7 @@ class Strip(NamedTuple):
 
 
 def strips(form: forms.Form) -> list[Strip]:
-    """All strips of a consumer's tile, from left to right, then those below; of SwiGLU, of gates.
-    """
+    """All strips of a consumer's tile, left to right, then those below; of SwiGLU, of gates."""
     wide = 128 // (4 if form.out == "float32" else 2)
     across = form.of_c // wide
     every = range(across * (2 if form.pingpong else 1))
@@ -164,8 +163,8 @@ def strips(form: forms.Form) -> list[Strip]:
 
 
 def make_store(form: forms.Form, strip: Strip, box: int, second: bool = False) -> Callable:
-    """store(acc, tile): a strip of the sums by way of a box to C, or to the second array; there,
-    where sums met a tile from the ring, it is what that tile became."""
+    """store(acc, tile): a strip of the sums by way of a box to C, or to the second array. If sums
+    met a tile from the ring, the second array gets what that tile became, not the sums."""
     i, right, down = strip
     pairs = second and form.ringed
     put = make_strip(put_pairs if pairs else put_bf16) if second else make_strip_of_c(form)
@@ -183,9 +182,9 @@ def make_store(form: forms.Form, strip: Strip, box: int, second: bool = False) -
 
 
 def make_curve(form: forms.Form, strip: Strip) -> Callable:
-    """curve(acc, tile): a strip becomes its activation, of bf16 where that is stored."""
+    """curve(acc, tile): a strip becomes its activation, from rounded sums if these are stored."""
     second, first = form.second, strip.i
-    gelu = curve_of(form.epilogue)  # or another
+    gelu = curve_of(form.epilogue)  # or another activation function
 
     def curve(acc, tile):
         for j in range(first, first + 32, 2):
@@ -229,8 +228,8 @@ def make_read_tile(form: forms.Form) -> Callable:
 
 
 def make_meet(form: forms.Form, strip: Strip) -> Callable:
-    """meet(acc, tile): a strip of the sums and that of tile.u, which in a backward one becomes
-    GELU."""
+    """meet(acc, tile): a strip of the sums meets that of tile.u. A residual is added. Of a u,
+    the slope becomes a factor of the sums, and then u becomes its activation."""
     meet_pair, half = PAIRS[form.epilogue], strip.i // 2
 
     def meet(acc, tile):
@@ -262,7 +261,7 @@ def make_store_gates(form: forms.Form) -> Callable:
 
 
 def make_gate(form: forms.Form) -> Callable:
-    """gate_all(acc, tile): gates become silu(gate) up, of bf16 where they are stored."""
+    """gate_all(acc, tile): gates become silu(gate) up, of the rounded sums if those are stored."""
     away, second, on = 32 if form.pingpong else 64, form.second, strips(form)[1].i
 
     def gate_all(acc, tile):
@@ -309,7 +308,7 @@ def make_turns_of_heads(form: forms.Form) -> tuple[Callable, Callable]:
 def make_meet_bay(form: forms.Form) -> Callable:
     """meet_bay(acc, i, bay, box, t): 32 sums from i on meet what is in a bay; C's strip to a box.
 
-    What is stored beside C stands in the bay then.
+    Then the bay holds what is stored beside C.
     """
     meet_pair, second = PAIRS.get(form.epilogue), form.second
 
@@ -385,7 +384,7 @@ def make_met_strip(form: forms.Form, q: int) -> Callable:
 
 
 def make_leave(form: forms.Form) -> Callable:
-    """leave(acc, tile): a tile's last two strips have left their bays."""
+    """leave(acc, tile): when a tile's last two strips have left their bays, say so."""
     bars = forms.bays_bars(form)
 
     def leave(acc, tile):

@@ -32,7 +32,7 @@ REGISTERS = 128   # accumulators of a consumer's thread: 64 x 256 or 128 x 128 o
 PIECE = TILE_M * 256 * 4  # bytes: a block's tile in float32
 LINES = 8         # sums of columns that a block's tile leaves, each of a warp's 16 rows
 STRIPS = 4        # of a consumer's sums in bf16: 64 x 64 each, a box
-# A thread's registers while it produces and while it consumes: 168 on average, all there are.
+# A thread's registers while it produces and while it consumes: 168 on average, as many as fit.
 FEW, MANY = 40, 232
 
 
@@ -70,9 +70,9 @@ class Form:
     epilogue, of the sums S: store S; add S to C; bias: S + bias (n,); bias and gelu: GELU(S +
     bias), tanh; gelu backward: S GELU'(U), U (m, n); with gelu_exact the same of the exact form,
     with relu2 of ReLU squared;
-    residual: S + R, R (m, n); swiglu: silu(gate) up, S = (gate, up); swiglu backward: the same
-    of U = (gate, up), and as second S times its slopes by gate and by up; rope 64
-    or 128: S, its first heads of that width turned.
+    residual: S + R, R (m, n); swiglu: silu(gate) up, S = (gate, up); swiglu backward:
+    silu(gate) up again, of U = (gate, up), and as second S times its slopes by gate and by up;
+    rope 64 or 128: S, its first heads of that width turned.
     out: bf16 or float32 of C. second: store U = S + bias beside its GELU, GELU(U) beside
     S GELU'(U), or (gate, up). sums: store C's column sums, or add them. pieces: items may be parts
     of a tile along k, summed in order, by the same kernel ("together") or another ("after"); "no":
@@ -111,7 +111,7 @@ class Form:
     @property
     def halved(self) -> bool:
         """Whether the blocks of a cluster share B by halves of a k-block, and not by columns: 96
-        columns are no boxes of 64."""
+        columns each would not be whole boxes of 64."""
         return self.narrow and self.cluster == 2 and self.layout[1] == "N"
 
     @property
@@ -126,7 +126,7 @@ class Form:
 
     @property
     def beside(self) -> int:
-        """Boxes of other arrays that a strip of a ping-pong tile meets: of its bay."""
+        """Boxes of a bay, the buffer of a ping-pong tile's strip for its part of other arrays."""
         return {"tile": 1, "tiles": 2}.get(self.way.aux, 0) if self.pingpong else 0
 
     @property
@@ -136,18 +136,18 @@ class Form:
 
     @property
     def bays(self) -> int:
-        """Bytes from the ring's beginning to the bays of strips."""
+        """Bytes from the ring's beginning to the bays, of which each of four strips has one."""
         return RING - STRIPS * self.beside * BOX
 
     @property
     def stages(self) -> int:
-        """Stages of the ring: what the bays leave of it."""
+        """Stages of the ring, which end where the bays begin."""
         return self.bays // self.stage
 
     @property
     def boxes(self) -> tuple[int, int]:
         """Where the boxes on their way out begin, from the ring's beginning, and a consumer's
-        number of them: three where a tile has three strips, so that the next begins with the first.
+        number of them: three where a tile has three strips, so that each begins with the first box.
         """
         return (self.stages * self.stage, 3) if self.narrow else (RING, SLOTS // 2)
 

@@ -99,7 +99,7 @@ def make_fetch(form: forms.Form) -> Callable:
 def make_fetch_tile(form: forms.Form) -> Callable:
     """fetch_tile(base, bars, map_d, row, column, stage, phase): of another array, for `read_tile`.
 
-    128 x 128 a stage. Returns the ring's state after them.
+    Two stages, each with 128 x 128 of the tile. Returns the ring's state after them.
     """
     stages, stage_bytes = form.stages, form.stage
 
@@ -182,7 +182,7 @@ def make_multiply(form: forms.Form) -> Callable:
     """multiply(acc, operands, me, stage, phase, count): acc = the product over `count` k-blocks.
 
     operands: the descriptors of A and B in stage 0. Returns the stage and parity that follow, and
-    the last stage, which is not given back, nor is it waited for: the caller does both.
+    the last stage: the caller has to wait for its products, and to give it back.
     """
     stages, stage_bytes = form.stages, form.stage
     # Where k is dense in memory a step of 16 is 32 bytes on, else 16 rows of 128 bytes.
@@ -228,7 +228,7 @@ def make_finish(form: forms.Form) -> Callable:
 def make_turns(form: forms.Form) -> tuple[Callable, Callable]:
     """take(bars, turn, c) and pass_on(bars, c, t): of two ping-pong consumers, one multiplies.
 
-    Turns also keep a consumer from taking a round of the ring for the one after the next.
+    Turns also keep a consumer from taking one round of the ring for another of its parity.
     """
     turns = 16 * form.stages
     pingpong = form.pingpong
@@ -303,6 +303,7 @@ def make_consume(form: forms.Form) -> Callable:
             wait(acc)
             release(me.bars + 8 * (stages + last), t)
             row, column, line = corner(x, y, me)
+            # turn ^ c: 0, 1, 0, ..., the parity of its bays; u: room for bf16 pairs of other arrays
             tile = Tile(of, me, row, column, line, int32(turn ^ c), angles, u)
             stage, phase = finish(acc, tile, slot, stage, phase)
             if pingpong:  # pass over the other consumer's stages
@@ -313,14 +314,14 @@ def make_consume(form: forms.Form) -> Callable:
 
 
 def arrival(block, blocks):
-    """What a block adds to the word at which a grid waits: all add 2^31, and its top bit turns."""
+    """What a block adds to the word at which a grid waits; in sum 2^31, which flips its top bit."""
     return 0x80000000 - (blocks - 1) if block == 0 else 1
 
 
 def make_together(form: forms.Form) -> Callable:
     """together(of, me): the consumers of all blocks wait for each other, then sum the pieces.
 
-    The first word of the space has some top bit and zeros below, before and after.
+    Before and after, the space's first word has zeros below its top bit, which may be either.
     """
     sums, cluster, at_once = make_sums(form), form.cluster, form.pieces == "together"
 

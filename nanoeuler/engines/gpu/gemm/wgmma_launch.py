@@ -136,8 +136,8 @@ def product(
 ) -> list[Launch]:
     """The launches, in order, of C = op(A) op(B) with the form's epilogue; arrays: `Operands`.
 
-    A row of C ends at a multiple of 16 bytes, or the bytes up to there are written, too. The work
-    list of equal sizes is one array, which comes again.
+    A row of C ends at a multiple of 16 bytes, or the bytes up to there are written, too. Products
+    of equal sizes share the array of their work list.
     """
     place, space = given.pop("place", lambda array: array), given.pop("space", None)
     limits = given.pop("blocks", MULTIPROCESSORS), given.pop("cut", "best")
@@ -163,12 +163,12 @@ def product(
 # Ping-pong, cluster and pieces of the forms that were fastest most often.
 COOPERATIVE, PINGPONG, CUT = (False, 2, "no"), (True, 2, "no"), (False, 2, "together")
 ALONE = (True, 1, "no")  # ping-pong without a partner
-NARROW = (False, 1, "no", True)  # the same of those with a narrow tile
+NARROW = (False, 1, "no", True)  # cooperative, no partner, whole; True: with a narrow tile
 # The products that were timed alone at full load by the fastest form of each, as
 # `tests/bench/card/gemm.py` prints it: (layout, epilogue, C's dtype, second) -> {(ping-pong,
 # cluster, pieces): [(m, n, k)]}, and a fourth, True, where the tile is narrow. Three narrow ones of
-# 8192 rows were ahead by 2 to 4 % alone and behind by 5 to 7 % in turn with others, as in a step:
-# they are not here.
+# 8192 rows were ahead by 2 to 4 % if timed alone, and behind by 5 to 7 % if timed in turn with
+# others, as in a step: they are not here.
 MEASURED: dict[tuple, dict[tuple, list[tuple[int, int, int]]]] = {
     ("NT", "store", "bf16", False): {
         COOPERATIVE: [(8192, 8192, 8192), (4096, 50304, 768), (16384, 768, 3072),
@@ -225,11 +225,11 @@ MEASURED |= {
 }  # fmt: skip
 
 NEAR = 2.0  # a product is like one that was timed if no size is farther off than by this factor
-# For others. k-blocks that cutting tiles must save: where it saved 64 and 70 it lost 5 and 2 %
+# For others: how many k-blocks cutting must save. Where it saved 64 and 70 it lost 5 and 2 %
 # (8192^3, NN 16384 x 768 x 50304); where it saves 116 and more, most blocks are idle without.
 WORTH = 100
 # The k up to which putting a tile's sums away is worth hiding in NT: at 768 ping-pong was 10 %
-# ahead in turn and within 2 % alone for n of 2304 and more; at 3072 it was 8 % behind alone.
+# ahead timed in turn and within 2 % alone, if n is 2304 or more; at 3072 it was 8 % behind alone.
 SHALLOW = 1024
 
 
@@ -245,7 +245,7 @@ def like(kind: tuple, sizes: tuple[int, int, int]) -> tuple | None:
 
 
 def rule(layout: str, m: int, n: int, k: int, plain: bool, cut: bool) -> tuple[bool, int, str]:
-    """The same by sizes alone. plain: ping-pong has the epilogue; cut: it can have pieces."""
+    """A form by sizes alone. plain: ping-pong has the epilogue; cut: it can have pieces."""
     few = cover(m, forms.TILE_M) * cover(n, 256) < MULTIPROCESSORS // 4
     pingpong = layout == "NT" and plain and not few and k <= SHALLOW < n
     cluster = 1 if m <= forms.TILE_M or few else 2

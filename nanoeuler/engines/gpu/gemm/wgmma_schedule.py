@@ -34,8 +34,8 @@ class Item(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """A strip of tile (x, y) that is the sum of pieces: of block `rank`, of its upper 64 rows or
-    the lower (half), the strip-th from the left."""
+    """A strip (64 rows of 128 bytes) of tile (x, y) that is the sum of pieces: in block `rank`, in
+    its upper 64 rows or the lower (half), the strip-th from the left."""
 
     x: int
     y: int
@@ -97,32 +97,32 @@ def tiles(m: int, n: int, rows: int, columns: int, group: int = GROUP) -> np.nda
     return np.stack([x, y], 1)[np.lexsort((x, y, x // group))]  # the last key counts first
 
 
-def whole(order: np.ndarray, blocks: int, clusters: int) -> Plan:
-    """Whole tiles of `blocks` k-blocks, dealt round."""
+def whole(order: np.ndarray, k_blocks: int, clusters: int) -> Plan:
+    """Whole tiles of `k_blocks`, dealt to the clusters in turn."""
     items = np.empty((len(order), 5), np.int32)
-    items[:, :2], items[:, 2:] = order, (0, blocks, -1)
+    items[:, :2], items[:, 2:] = order, (0, k_blocks, -1)
     return Plan([items[c::clusters] for c in range(min(clusters, len(order)))], [], 0)
 
 
 # %% sec-gemm-pieces
-def level(order: np.ndarray, blocks: int, clusters: int) -> list[list[Item]]:
+def level(order: np.ndarray, k_blocks: int, clusters: int) -> list[list[Item]]:
     """Every cluster gets the same number of k-blocks, or one more; slots are not given yet.
 
     Clusters take equal ranges of different tiles at the same k, so that together they read each
     part of A and B once, then the ranges that are left over.
     """
-    total = len(order) * blocks
+    total = len(order) * k_blocks
     room = [(c + 1) * total // clusters - c * total // clusters for c in range(clusters)]
     done, lists = [0] * len(order), [[] for _ in range(clusters)]
     todo = list(range(len(order)))  # tiles with something left, those with least done first
     while todo:
         rest, free = [], [c for c in range(clusters) if room[c]]
         for c, i in zip(free, todo, strict=False):
-            take = min(room[c], blocks - done[i])
+            take = min(room[c], k_blocks - done[i])
             lists[c].append(Item(*order[i], done[i], done[i] + take))
             room[c] -= take
             done[i] += take
-            if done[i] < blocks:
+            if done[i] < k_blocks:
                 rest.append(i)
         todo = todo[len(free) :] + rest
     return [own for own in lists if own]
@@ -133,18 +133,18 @@ def longest(lists: list[list[Item]]) -> int:
     return max(sum(item.end - item.first for item in own) for own in lists)
 
 
-def even(order: np.ndarray, blocks: int, clusters: int) -> list[list[Item]]:
+def even(order: np.ndarray, k_blocks: int, clusters: int) -> list[list[Item]]:
     """Each tile in the same number of pieces, as many as there are clusters for, one a cluster."""
-    pieces = max(1, min(blocks, clusters // len(order)))
-    cuts = [i * blocks // pieces for i in range(pieces + 1)]
+    pieces = max(1, min(k_blocks, clusters // len(order)))
+    cuts = [i * k_blocks // pieces for i in range(pieces + 1)]
     return [[Item(*tile, cuts[i], cuts[i + 1])] for i in range(pieces) for tile in order]
 
 
-def slotted(lists: list[list[Item]], blocks: int) -> tuple[list[list[Item]], dict]:
+def slotted(lists: list[list[Item]], k_blocks: int) -> tuple[list[list[Item]], dict]:
     """Items with slots, a tile's pieces in the order of k; tile -> (its first slot, pieces)."""
     pieces: dict[tuple[int, int], list[int]] = {}
     for item in (item for own in lists for item in own):
-        if item.end - item.first < blocks:
+        if item.end - item.first < k_blocks:
             pieces.setdefault((item.x, item.y), []).append(item.first)
     slots, start = {}, 0
     for tile, firsts in pieces.items():
@@ -162,22 +162,22 @@ def slotted(lists: list[list[Item]], blocks: int) -> tuple[list[list[Item]], dic
 
 
 def split(
-    order: np.ndarray, blocks: int, clusters: int, cluster: int, strips: int,
+    order: np.ndarray, k_blocks: int, clusters: int, cluster: int, strips: int,
     cut: str = "best",
 ) -> Plan:  # fmt: skip
     """Tiles cut along k; the pieces wait in slots, and each strip is summed in the order of k.
 
-    cut: "level", "even", or "best": the one with the lesser load, even where they are within
+    cut: "level", "even", or "best": the one with the lesser load, or "even" if they are within
     EPILOGUE. Half a tile has `strips`; each is summed by one warpgroup, and which does not matter.
     """
-    choices = {"level": level(order, blocks, clusters)}
+    choices = {"level": level(order, k_blocks, clusters)}
     if len(order) * 2 <= clusters:
-        choices["even"] = even(order, blocks, clusters)
+        choices["even"] = even(order, k_blocks, clusters)
     if cut == "best":
         cost = {name: longest(lists) for name, lists in choices.items()}
         cost["level"] += EPILOGUE
         cut = min(cost, key=cost.get)
-    lists, slots = slotted(choices.get(cut, choices["level"]), blocks)
+    lists, slots = slotted(choices.get(cut, choices["level"]), k_blocks)
     tasks = [
         Sum(x, y, rank, half, strip, first, pieces)
         for (x, y), (first, pieces) in slots.items()

@@ -71,7 +71,8 @@ def facts(out: Path) -> str:
     assert (load_model(out)[2].flat == run.weights.flat).all()
     read_metrics(out)
     settings = dataclasses.replace(run.settings, minutes=1.0, recompute=False)  # change no bit
-    same = [[value + 0.0 if isinstance(value, int | float) else value  # 1 is as good as 1.0
+    # 1 is as good as 1.0
+    same = [[value + 0.0 if isinstance(value, int | float) and value < 2**53 else value
              for value in dataclasses.astuple(each)] for each in (run.config, settings)]
     return f"{run.step} {same} {run.tokenizer.hash} {whole.hexdigest()}"
 

@@ -23,7 +23,8 @@ from nanoeuler.model.integrators import INTEGRATORS
 from nanoeuler.model.layers import Angles
 
 # What a switch can be set to, the default first. Of a number, and of the pattern of windows, the
-# second value is an example: it stands for every value but the default.
+# second value is an example: it stands for every value but the default. `repeat` and `step_size`
+# aren't here, because every program has code for all their values.
 CHOICES = {
     "norm": ("rms", "layer"),
     "position": ("rope", "learned"),
@@ -49,8 +50,8 @@ SCALES = {
     "rope_high_freq_factor": ("llama3",),
     "rope_original_context": ("llama3",),
 }
-# Ten times the deepest transformer that we know of (Wang et al. 2022, DeepNet). Each layer is some
-# Python objects before it is any numbers: millions of them would fill the memory, step by step.
+# Ten times the deepest transformer that we know of (Wang et al. 2022, DeepNet). A layer costs
+# some Python objects even before its arrays are made, so millions of layers would fill the memory.
 MOST_LAYERS = 10_000
 
 
@@ -131,7 +132,7 @@ def _check_values(config):
     for field in fields(config):
         name, value = field.name, getattr(config, field.name)
         if field.type is int:
-            least = 0 if name in CHOICES else 1  # a switch may be 0, which means off; a size not
+            least = 0 if name in CHOICES else 1  # 0 turns a switch off; no size is 0
             wanted = f"a whole number of at least {least}"
             good = type(value) is int and value >= least
         elif field.type is float:
@@ -173,7 +174,7 @@ def _check_fit(config):
 
 
 def _check_scaling(config):
-    """UserError for numbers of a way of scaling that isn't chosen, or that no scaling has."""
+    """UserError for numbers that the scaling doesn't use, or a low factor not below the high."""
     for field in fields(config):
         name, kinds = field.name, SCALES.get(field.name, CHOICES["rope_scaling"])
         if config.rope_scaling not in kinds and getattr(config, name) != field.default:
@@ -193,7 +194,7 @@ Supports = Mapping[str, Sequence[Any]]  # switch -> the values that a program ha
 
 
 def require(config: ModelConfig, supports: Supports, who: str) -> None:
-    """UserError unless the program called `who` has code for every switch of `config`.
+    """UserError unless the program called `who` has code for all switches of CHOICES in `config`.
 
     A switch that `supports` doesn't name may only have its default. Of a number, and of the pattern
     of windows, any value but the default in `supports` stands for all.
@@ -273,8 +274,8 @@ def _exists(config, name):
 def telling(model: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a saved run's config that a resumed run must share: for appendix E.
 
-    Without the fields after `sliding_window` that are at their defaults, because a run that was
-    saved before such a field existed must count as the same model.
+    The fields after `sliding_window` were added when runs had already been saved. At its default
+    such a field is left out, so that a run saved without it counts as the same model.
     """
     defaults = {field.name: field.default for field in fields(ModelConfig)}
     added = [*defaults][[*defaults].index("sliding_window") + 1 :]

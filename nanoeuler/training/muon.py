@@ -23,29 +23,29 @@ from nanoeuler.training.optim import MEASURED_DIM, AdamW
 
 # Jordan and others 2024: chosen so that small singular values grow fast, not for convergence.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-STEPS = 5  # the same: of Newton and Schulz
-MOMENTUM = 0.95  # the same: the buffer remembers about twenty gradients
+STEPS = 5  # likewise: of Newton and Schulz
+MOMENTUM = 0.95  # likewise: the buffer remembers about twenty gradients
 MUON_PEAK = 8e-3  # AdamW's rate beside Muon: measured below
-MUON_RATIO = 2.5  # rate of the matrices in parts of that, at MEASURED_DIM: the same
-PIECE = 1 << 16  # numbers of matrices that are turned at a time: 256 KiB, a part of any L2 cache
+MUON_RATIO = 2.5  # the matrices' rate over MUON_PEAK, at MEASURED_DIM: measured below
+PIECE = 1 << 16  # elements orthogonalized at a time: 256 KiB, a part of any L2 cache
 
 
 def product(a: np.ndarray, b: np.ndarray, out: np.ndarray, work: np.ndarray) -> None:
     """out (n, M, N) = a (n, M, P) b (n, P, N), matrix by matrix; float32 by chapter 10's product.
 
-    On one thread, so the bits are the same for any number of them, which a library's product need
-    not have. work: chapter 10's.
+    On one thread, so that no bit depends on the number of threads, as a library's may. work:
+    chapter 10's.
     """
     if a.dtype != np.float32:
         np.matmul(a, b, out=out)
         return
-    from nanoeuler.engines.cpu.gemm import FULL, multiply_heads  # a compiler, where it is used
+    from nanoeuler.engines.cpu.gemm import FULL, multiply_heads  # here: it compiles
 
     multiply_heads(a[:, None], b[:, None], out[:, None], FULL, work)
 
 
 def gram(x: np.ndarray, out: np.ndarray, work: np.ndarray) -> None:
-    """out (n, R, R) = x x^T of x (n, R, N), as `product`; in float32 for half of the work."""
+    """out (n, R, R) = x x^T of x (n, R, N), as `product`; in float32 only up to the diagonal."""
     if x.dtype != np.float32:
         np.matmul(x, x.swapaxes(1, 2), out=out)
         return
@@ -87,7 +87,7 @@ def _polynomial(s, t, a, b, c):
             t[n, i, i] += a
 
 
-@njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc"})  # adds in vector lanes
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc"})  # adds in any order
 def _normed(x, y):
     """y = x over its Frobenius norm, both (I, O); zeros stay zeros."""
     total = 0.0
@@ -232,8 +232,8 @@ def added(config: ModelConfig, batch_size: int) -> str:
 class Muon(AdamW):
     """AdamW, but for the hidden matrices: see `matrices`. Jordan and others 2024.
 
-    Of a matrix m is the momentum buffer, and v stays zero. `threads` share the matrices, and change
-    no bit of what comes out.
+    For a matrix, m is the momentum buffer and v stays zero. `threads` share the matrices, and
+    change no bit of what comes out.
     """
 
     momentum, peak = MOMENTUM, MUON_PEAK
@@ -315,7 +315,7 @@ class _Crew:
         self.map = ThreadPoolExecutor(threads).map if threads > 1 else map
 
     def run(self, function: Callable[[list[Matrix], Room], None]) -> None:
-        """Call it for each piece, with a room that is its own meanwhile."""
+        """Call it for each piece, with a room that no other piece uses meanwhile."""
 
         def call(piece):
             rooms = self.free.pop()  # there are as many as threads

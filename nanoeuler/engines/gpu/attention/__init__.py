@@ -7,7 +7,7 @@
 `tiles` (NumPy) and `reference` (float32 kernels) are to read and to compare with. `wgmma_*` is for
 Hopper, `mma_*` for every card; `choice` picks one. Both have modules `parts`, `forward`, `backward`
 and `launch`, and use `layout` and `softmax`. `operands` says what `mma_*` multiplies: bf16, or, in
-`float32_*`, float32 as two or three bf16. `documents` has packed sequences and windows.
+`float32_*`, each float32 cut into two or three bf16. `documents` has packed sequences and windows.
 
 May import: errors, engines.gpu.lang, engines.gpu.gemm, engines.gpu.tile.
 """

@@ -38,7 +38,7 @@ def last_of(first: np.ndarray) -> np.ndarray:
     T = first.shape[-1]
     places = np.arange(T)
     if first.ndim != 2 or (first < 0).any() or (first > places).any():
-        raise UserError("`first` is (B, T), and says of each position one that is not after it")
+        raise UserError("`first` is (B, T), and gives for each position one that is not later")
     if (np.diff(first, axis=1) < 0).any():
         raise UserError("`first` falls within a row: a text that has ended does not come back")
     last = [np.searchsorted(row, places, side="right") - 1 for row in first]
@@ -46,7 +46,7 @@ def last_of(first: np.ndarray) -> np.ndarray:
 
 
 def expect_documents(documents: Documents | None, B: int, T: int) -> tuple[Any, Any]:
-    """Its two arrays, or two zeros that no kernel reads; UserError for others than int32 (B, T) in
+    """The mask's arrays, or two zeros, never read; UserError for others than int32 (B, T) in
     C order."""
     for name, array in zip(Documents._fields, documents or (), strict=False):
         dense = array.strides[-1] == 4 and (B == 1 or array.strides[0] == 4 * T)

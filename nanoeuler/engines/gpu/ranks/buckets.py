@@ -19,7 +19,7 @@ from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import PADDING, Weights, flat_size
 
 # A bucket's bytes at least, so that it is one layer of our presets: the reduce-scatter of one of
-# euler-116m takes 0.12 ms, less than a backward of attention of 64 sequences; two layers' took 0.4.
+# euler-116m took 0.12 ms, less than a backward of attention of 64 sequences; two layers' took 0.4.
 LEAST = 16 << 20
 
 
@@ -32,7 +32,7 @@ def padded(length: int, size: int) -> int:
 class Bucket(NamedTuple):
     """The elements from start to stop of a flat buffer, which are exchanged at once.
 
-    block: of which the gradients are the last to come, n_blocks for what stands behind the blocks
+    block: the lowest in it, whose gradients complete it; n_blocks for what stands behind the blocks
     and -1 for what stands before. held: where a rank's part begins in its shard.
     """
 

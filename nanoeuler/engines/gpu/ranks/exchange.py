@@ -28,7 +28,7 @@ from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import Weights, flat_size
 
 # Blocks that add up the squares of one bucket's part: two for each multiprocessor of an H200, since
-# one block adds up all that ranks and buckets leave.
+# a limit: one block adds up what all these leave.
 NORM_BLOCKS = 264
 TOGETHER = 4  # buckets of copies in an exchange, since each has some microseconds of its own
 ATTENTION, ONCE, AFTER = "beside attention", "at once", "after"  # when a bucket travels
@@ -54,8 +54,8 @@ class Link(Protocol):
 class Exchange:
     """Work of a list that all ranks do together, beside what follows.
 
-    kind: "reduce-scatter" of args (from, to), "all-gather" of such pairs, one behind the other, in
-    which one is R times the other and which may overlap where this rank's part is; "hand over" of
+    kind: "reduce-scatter" of args (from, to) or "all-gather" of such pairs, one behind the other:
+    one is R times the other, and this rank's part may be in place, as in NCCL; "hand over" of
     (from, to), in which to is what the R - 1 others have for this rank, in their order; or
     "broadcast" of pairs of equal size, each from one of the ranks `roots`, whose from alone counts.
     """

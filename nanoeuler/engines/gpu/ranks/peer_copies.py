@@ -21,15 +21,15 @@ from nanoeuler.engines.gpu.ranks.nccl import Nccl, bytes_of
 from nanoeuler.engines.ranks.group import Group
 
 HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE of the driver's API
-# Bytes of a part from which on copies carry an exchange: 1 MiB takes a copy 7 us and NCCL 14, and
-# less is less than what the flags take.
+# Bytes of a part from which on copies carry an exchange: 1 MiB takes a copy 7 us and NCCL 14. For
+# less, the flags would take longer than the copy.
 LEAST_COPIED = 1 << 20
-FLAGS = 1 << 19  # uint32 of flags: 2 MiB, which the driver lends as one piece; R ranks take 2 R
+FLAGS = 1 << 19  # uint32 of flags: 2 MiB, which the driver lends as one piece; 2 R an exchange
 
 
 class CopyPlan(NamedTuple):
-    """What one exchange does. flags: addresses of this rank's, by rank: the other is there, it has
-    sent; theirs: of the other ranks' for this one; copies: (to, from, bytes)."""
+    """What one exchange does. flags: addresses of this rank's, by rank: "you may write", "it is
+    there"; theirs: of the other ranks' for this one; copies: (to, from, bytes)."""
 
     flags: list[tuple[int, int]]
     theirs: list[tuple[int, int]]

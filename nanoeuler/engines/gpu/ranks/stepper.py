@@ -68,7 +68,7 @@ class CudaRankStepper(Dealt, CudaStepper):
         self.memories[GRADIENTS] = device.array(np.zeros(self.sharing.length, np.float32))
 
     def gathering(self, name: str) -> Any:
-        """A graph that gathers a memory's shards where gradients are, which may be gathered too;
+        """A graph that gathers a memory's shards (or the gradients') to the gradients;
         made when first asked for."""
         if name not in self.gatherings:
             ends = []

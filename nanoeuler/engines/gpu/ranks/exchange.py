@@ -27,8 +27,8 @@ from nanoeuler.engines.gpu.step.recording import GRADIENTS, MOMENTS, Machine, Pr
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import Weights, flat_size
 
-# Blocks that add up the squares of one bucket's part: two for each multiprocessor of an H200, since
-# a limit: one block adds up what all these leave.
+# Blocks that add up the squares of one bucket's part: two for each multiprocessor of an H200:
+# a limit, since one block adds up what all these leave.
 NORM_BLOCKS = 264
 TOGETHER = 4  # buckets of copies in an exchange, since each has some microseconds of its own
 ATTENTION, ONCE, AFTER = "beside attention", "at once", "after"  # when a bucket travels
@@ -54,8 +54,8 @@ class Link(Protocol):
 class Exchange:
     """Work of a list that all ranks do together, beside what follows.
 
-    kind: "reduce-scatter" of args (from, to) or "all-gather" of such pairs, one behind the other:
-    one is R times the other, and this rank's part may be in place, as in NCCL; "hand over" of
+    kind: "reduce-scatter" of args (from, to) or "all-gather" of such pairs in a row: the
+    longer is R times the shorter, which may be a part of it, as in NCCL; "hand over" of
     (from, to), in which to is what the R - 1 others have for this rank, in their order; or
     "broadcast" of pairs of equal size, each from one of the ranks `roots`, whose from alone counts.
     """

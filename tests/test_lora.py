@@ -423,7 +423,8 @@ def test_what_cannot_be_adapted_is_told(runs, tmp_path):
 
 @pytest.mark.parametrize("arguments, words", [
     ((0,), "a LoRA rank of at least 1, got 0"), ((True,), "got True"), ((2.0,), "got 2.0"),
-    ((2, 0), "alpha to be a number above 0, got 0"), ((2, float("nan")), "got nan"),
+    ((2, 0), "alpha to be a number above 0, got 0"), ((2, 10**400), "above 0"),
+    ((2, float("nan")), "got nan"),
     ((2, "8"), "got '8'"), ((2, None, ()), "each once, got 'none'"),
     ((2, None, ("q", "q")), "each once, got 'q,q'"), ((2, None, ("w",)), "got 'w'"),
 ])  # fmt: skip

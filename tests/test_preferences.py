@@ -417,7 +417,8 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_save(tmp_path, mon
 @pytest.mark.parametrize(
     ("how", "said"),
     [({"beta": 0}, "beta to be a number above 0, got 0"), ({"beta": "x"}, "beta"),
-     ({"beta": float("nan")}, "beta"), ({"anchor": -1.0}, "anchor to be a number of at least 0"),
+     ({"beta": float("nan")}, "beta"), ({"beta": 10**400}, "beta"),
+     ({"anchor": -1.0}, "anchor to be a number of at least 0"),
      ({"anchor": True}, "anchor"), ({"threads": 0}, "threads"), ({"save_every": 0}, "save_every"),
      ({"engine": "cuda"}, "one of the engines cpu"), ({"base": "nowhere"}, "no config.json")],
     ids=range(9),

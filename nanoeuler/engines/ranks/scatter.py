@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nanoeuler.engines.interface import Stepper, Taken
+from nanoeuler.engines.interface import Array, Stepper, Taken
 from nanoeuler.engines.ranks.group import Group
 from nanoeuler.model.transformer import head_weights, loss_scale
 
@@ -49,13 +49,11 @@ class Dealt(Stepper):
 
     @abstractmethod
     def parts_to_judge(
-        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
+        self, tokens: Array, targets: Array, first: Array | None = None
     ) -> list[Part]:
         """Each rank's part of a batch for `sums`, which may be empty."""
 
-    def parts(
-        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
-    ) -> list[Part]:
+    def parts(self, tokens: Array, targets: Array, first: Array | None = None) -> list[Part]:
         """Each rank's part of a batch to train on; UserError where there is not one for each."""
         self.expect_parts(tokens.shape)
         return self.parts_to_judge(tokens, targets, first)
@@ -65,18 +63,15 @@ class Dealt(Stepper):
         """Training step `number` at learning rate lr; each rank passes its own part."""
 
     @abstractmethod
-    def sums_part(self, part: Part) -> np.ndarray:
+    def sums_part(self, part: Part) -> Array:
         """The sums (K,) of -log p over the whole batch; every rank passes its own part of it."""
 
     def step(
-        self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,
-        first: np.ndarray | None = None,
-    ) -> list[Taken]:  # fmt: skip
+        self, tokens: Array, targets: Array, lr: float, number: int, first: Array | None = None
+    ) -> list[Taken]:
         """Step `number` on tokens (B, T), targets (B, T, K): this rank takes its part of them."""
         return self.step_part(self.parts(tokens, targets, first)[self.group.rank], lr, number)
 
-    def sums(
-        self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
-    ) -> np.ndarray:
+    def sums(self, tokens: Array, targets: Array, first: Array | None = None) -> Array:
         """The sums (K,) of -log p over tokens (B, T), targets (B, T, K), which all ranks have."""
         return self.sums_part(self.parts_to_judge(tokens, targets, first)[self.group.rank])

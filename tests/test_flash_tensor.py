@@ -493,7 +493,7 @@ def test_the_two_lines_of_texts():
     first = np.array([[0, 0, 2, 2, 4], [0, 0, 0, 0, 0]], np.int32)
     assert last_of(first).tolist() == [[1, 1, 3, 3, 4], [4] * 5]
     for wrong, words in (
-        ([0, 1, 0], "falls within a row"), ([0, 2, 2], "not after it"), ([-1, 0, 0], "not after"),
+        ([0, 1, 0], "falls within a row"), ([0, 2, 2], "not later"), ([-1, 0, 0], "not later"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=words):
             last_of(np.array([wrong], np.int32))

@@ -24,8 +24,8 @@ MEASURED_DIM = 128  # the width of the small preset, on which LEARNING_RATE was 
 WEIGHT_DECAY = 0.3  # measured: the same section
 WARMUP_STEPS = 50  # measured: the same section; as far back as the second moment remembers
 CLIP_NORM = 1.0  # Brown et al. 2020 (GPT-3), appendix B
-# The norm is a sum of so many partial sums. Up to 16 processes share these (chapter
-# 14), and the norm is the same to the bit for any number of processes.
+# The norm is added up from 16 partial sums, which up to 16 processes share (chapter 14),
+# so that it's the same to the bit for any number of them.
 PARTS = 16
 
 

@@ -421,7 +421,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_save(tmp_path, mon
      ({"anchor": -1.0}, "anchor to be a number of at least 0"),
      ({"anchor": True}, "anchor"), ({"threads": 0}, "threads"), ({"save_every": 0}, "save_every"),
      ({"engine": "cuda"}, "one of the engines cpu"), ({"base": "nowhere"}, "no config.json")],
-    ids=range(9),
+    ids=range(10),
 )  # fmt: skip
 def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path, how, said):
     with pytest.raises(UserError, match=said):

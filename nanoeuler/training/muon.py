@@ -222,7 +222,7 @@ def flops(each: Matrix) -> int:
 
 
 def added(config: ModelConfig, batch_size: int) -> str:
-    """What Muon adds to a step of so many whole contexts, as a line of text."""
+    """What Muon adds to a step of `batch_size` whole contexts, as a line of text."""
     more = sum(map(flops, matrices(config)))
     share = more / (6 * count_parameters(config) * batch_size * config.context)
     return (f"Muon adds {more / 1e12:,.4f} TFLOP to a step, {share:.1%} of its products; its "

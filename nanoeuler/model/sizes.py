@@ -10,7 +10,7 @@ from typing import Any
 from nanoeuler.model.config import PRESET, PRESETS, ModelConfig
 
 # Bytes below which few of 4,096 tokens would come again. 15 kB don't even have so many; the 4.7 MB
-# of chapter 9b gain by them. In between nothing is measured.
+# of chapter 9c gain by them. In between nothing is measured.
 SHORT_TEXT = 1_000_000
 
 

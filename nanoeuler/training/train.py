@@ -38,7 +38,7 @@ from nanoeuler.training.folder import (
 from nanoeuler.training.loop import Execution, Options, fit
 from nanoeuler.training.run import Run, Settings, check_batch
 
-# Presets that have settings of their own: measured in chapter 9b.
+# Presets that have settings of their own: measured in chapter 9c.
 RECIPES = {
     "small-modern": Settings(optimizer="muon", momentum=0.9, weight_decay=0.1),
 }

@@ -73,7 +73,7 @@ def train_incremental(words: dict[bytes, int], wanted: int) -> list[tuple[int, i
             lines[w] = merged(lines[w], best, new)
             for pair in pairwise(lines[w]):
                 counts[pair] += times[w]
-                if new in pair:  # so not `best`: the set that we loop over stays
+                if new in pair:  # `best` has no `new`: the set we loop over stays
                     places[pair].add(w)
                     born.add(pair)
         for pair in born:  # all others can only have lost: their entries are large enough
@@ -85,11 +85,11 @@ def train_incremental(words: dict[bytes, int], wanted: int) -> list[tuple[int, i
 def encode_word(
     word: bytes | list[int], number: dict[tuple[int, int], int]
 ) -> list[int]:
-    """The ids of one word (its bytes, or their ids); `number` has each known pair's merge m."""
+    """The ids of one word, given as bytes or as their ids; `number`: each known pair's merge m."""
     ids = list(word)
     while len(ids) > 1:
         best = min(pairwise(ids), key=lambda pair: number.get(pair, len(number)))
-        if best not in number:  # an unknown pair counts as the last, so all are unknown
+        if best not in number:  # unknown pairs count as last: all are unknown
             break
         ids = merged(ids, best, 256 + number[best])
     return ids

@@ -29,15 +29,16 @@ A_BYTES, B_BYTES = ROWS * DEPTH * 2, COLUMNS * DEPTH * 2  # of a k-block
 # Rows along k, swizzled; groups of eight are 1024 bytes apart. This layout ignores the 16.
 OPERAND = hopper.descriptor(16, 1024)
 
-# acc, A, B, keep: acc (+)= A B^T of a k-block, begun as one group. A step of 16 is 32 bytes on, in
-# A's and in B's descriptor 2; NT: both are stored along k. Fence and commit are in it (appendix).
+# acc, A, B, keep: acc (+)= A B^T of a k-block, begun as one group, fence and commit included.
+# 2, 2: a step of 16 along k is 32 bytes, two units of a descriptor, in A and in B. "NT": both are
+# stored along k (see `wgmma` in the appendix).
 multiply = hopper.wgmma(COLUMNS, DEPTH // 16, 2, 2, "NT")
 # acc: wait until all groups are complete
 finish = hopper.wgmma_wait(SUMS)
 
 
 def operand(address):
-    """The descriptor of the operand at this address in shared memory: it has 18 bits for it."""
+    """The descriptor of an operand in shared memory. Of the address it holds the low 18 bits."""
     return int64(OPERAND) | int64((address & 0x3FFFF) >> 4)
 
 

@@ -26,17 +26,19 @@ ROWS, COLUMNS = 64, 256  # of C, which a warpgroup multiplies: PTX ISA, the larg
 DEPTH = 64  # of a k-block: 128 bytes of bf16, the width of a swizzled row
 SUMS = ROWS * COLUMNS // 128  # float32 registers of each thread of a warpgroup
 A_BYTES, B_BYTES = ROWS * DEPTH * 2, COLUMNS * DEPTH * 2  # of a k-block
-# Rows along k, swizzled; groups of eight are 1024 bytes apart.
+# Rows along k, swizzled; groups of eight are 1024 bytes apart. This layout ignores the 16.
 OPERAND = hopper.descriptor(16, 1024)
 
-# acc, A, B, keep: acc (+)= A B^T of a k-block, begun as one group
+# acc, A, B, keep: acc (+)= A B^T of a k-block, begun as one group, fence and commit included.
+# 2, 2: a step of 16 along k is 32 bytes, two units of a descriptor, in A and in B. "NT": both are
+# stored along k (see `wgmma` in the appendix).
 multiply = hopper.wgmma(COLUMNS, DEPTH // 16, 2, 2, "NT")
 # acc: wait until all groups are complete
 finish = hopper.wgmma_wait(SUMS)
 
 
 def operand(address):
-    """The descriptor of the operand at this address in shared memory, of which it has 18 bits."""
+    """The descriptor of an operand in shared memory. Of the address it holds the low 18 bits."""
     return int64(OPERAND) | int64((address & 0x3FFFF) >> 4)
 
 
@@ -84,7 +86,7 @@ def by_hand(a, b, c, m, n, k):
     write(acc, c, row, column, (m, n), t)
 
 
-BOX = 8192  # bytes: 64 rows of 128, a box on its way out; each consumer has two
+BOX = 8192  # bytes: 64 rows of 128, a box on its way out; each warpgroup has two
 
 
 class Rung(NamedTuple):
@@ -175,7 +177,7 @@ def store(acc, boxes, map_c, row, column, t):
     group, first = int32(1 + (t >> 7)), int32(boxes + (t >> 7) * (2 * BOX))
     for strip in range(COLUMNS // 64):
         box = int32(first + (strip & 1) * BOX)
-        if t & 127 == 0:
+        if t & 127 == 0:  # in Python & binds tighter than ==
             hopper.bulk_wait_read()  # the older of the two boxes has left
         ptx.barrier(group, 128)  # and all threads know
         put_bf16(acc, 32 * strip, box, int32(t & 127))
@@ -214,7 +216,7 @@ def by_tma(map_a, map_b, map_c, blocks):
 
 
 def acquire(map_a, map_b, map_c):
-    """What the host wrote into the maps is there."""
+    """The maps are in global memory: acquire what the host wrote there, before their first use."""
     hopper.map_acquire(map_a)
     hopper.map_acquire(map_b)
     hopper.map_acquire(map_c)
@@ -261,7 +263,7 @@ def make_ring(stages: int) -> Callable[..., None]:
 
 # %% sec-wgmma-roles
 CONSUMERS = 256  # threads of two warpgroups; the producer's warp comes after them
-STAGES = 4  # 192 KiB of 128 x 256, all there's room for; they cover a fetch (the question below)
+STAGES = 4  # 192 KiB of 128 x 256, all there's room for; products of three, 3072 ticks, hide FETCH
 WIDE = B_BYTES + 2 * A_BYTES  # bytes of a k-block of 256 and of 128 rows
 
 
@@ -397,7 +399,7 @@ produce_alone, consume_alone = make_produce(STAGES, 2 * ROWS, 1, fetch), make_co
 
 
 def persistent(map_a, map_b, map_c, down, across, blocks):
-    """As many blocks as multiprocessors, each from tile to tile; the ring never runs empty."""
+    """As many blocks as multiprocessors, each from tile to tile; fetches go on between tiles."""
     shared = cuda.shared.array(0, int8)
     base, t = aligned(ptx.shared_address(shared)), int32(cuda.threadIdx.x)
     bars = int32(base + STAGES * WIDE + 4 * BOX)

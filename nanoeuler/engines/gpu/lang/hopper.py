@@ -98,7 +98,7 @@ def descriptor(leading: int, stride: int) -> int:
 
 
 def wgmma(n: int, steps: int, a_step: int, b_step: int, layout: str, rows: int = 1) -> Instruction:
-    """acc, a, b, keep: acc (64 rows x n) (+)= A (64 rows x 16 steps) B (16 steps x n), one group.
+    """acc, a, b, keep: acc (m, n) (+)= A (m, k) B (k, n), m = 64 * rows, k = 16 * steps: one group.
 
     acc: rows * n / 2 float32 registers of each of the 128 threads; it is theirs again after
     `wgmma_wait`. a, b: int64 descriptors; a_step, b_step are what a step of 16 along k adds to them
@@ -160,7 +160,7 @@ prefetch_map = instruction("prefetch.tensormap [$0];", "l")
 bulk_wait_read_all = instruction("cp.async.bulk.wait_group.read 0;")
 
 
-# ---- The tensor cores, for attention. Tiles are rows of panels of 64 columns, 128-byte swizzled.
+# ---- The tensor cores, for attention. A tile is panels of 64 columns side by side, swizzled.
 
 
 def _group(lines: list[str], operands: str, commit: bool) -> Instruction:

@@ -11,8 +11,10 @@ from nanoeuler.engines.gpu.tile.layout import squares_at
 
 
 def put_scaled(acc, i, box, t, above, below):
-    """Sums i to i + 31 of thread t of a warpgroup, its upper row times `above`, its lower times
-    `below`, 64 rows by 64 columns, to a box of bf16, swizzled."""
+    """Sums i to i + 31 of thread t of a warpgroup, 64 rows by 64 columns, to a box of bf16.
+
+    The box is swizzled. above, below: factors of the thread's upper and lower row, for attention.
+    """
     for j in range(4):
         k = i + 8 * j
         stmatrix4(
@@ -25,5 +27,5 @@ def put_scaled(acc, i, box, t, above, below):
 
 
 def put_bf16(acc, i, box, t):
-    """The same of sums as they are."""
+    """The same, but unscaled."""
     put_scaled(acc, i, box, t, float32(1), float32(1))

@@ -521,10 +521,26 @@ def test_where_heads_are_turned(change, names):
     assert seen & {*APART, "wqkv, RoPE"} == names
 
 
-def test_a_vocabulary_that_does_not_fit_is_refused():
-    config = replace(EULER, vocab_size=70)
-    with pytest.raises(UserError, match="a multiple of 64, and 70 is none"):
-        record_step(config, 1, 4, HOPPER, BF16, helpers.RULES)
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"vocab_size": 70}, "a vocab_size that's a multiple of 64, .* got 70: choose 64 or 128"),
+        ({"vocab_size": 71, "n_predict": 1}, "a vocab_size that's a multiple of 8, .* 64 or 72"),
+        ({"hidden": 90}, "a hidden that's a multiple of 8, as a GPU multiplies, got 90"),
+        ({"dim": 68, "head_width": 32}, "a dim that's a multiple of 8, .* got 68: choose 64 or 72"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("precision", ["cuda", "cuda-tf32", "cuda-float32"])
+def test_sizes_that_do_not_fit_are_refused_at_once(change, words, precision):
+    config = replace(EULER, **change)
+    with pytest.raises(UserError, match=words):
+        record_step(config, 1, 4, HOPPER, PRECISIONS[precision], helpers.RULES)
+
+
+@pytest.mark.parametrize("precision", ["cuda", "cuda-tf32"])
+def test_a_tied_vocabulary_may_be_any_number(precision):
+    config = replace(EULER, vocab_size=71, n_predict=1, tied=True)
+    assert record_step(config, 1, 4, HOPPER, PRECISIONS[precision], helpers.RULES).program.steps
 
 
 @pytest.mark.parametrize("name, pieces", [("gpt2-124m", 1), ("gpt2-124m", 4), ("euler-116m", 1)])

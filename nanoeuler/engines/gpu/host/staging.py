@@ -1,7 +1,7 @@
 # Made from book/i-machine-code.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-graph
+# %% sec-staging
 """Pinned buffers between the host and a device that is at work: an inbox and an outbox.
 
 On either device, of `host.device` or of `emulator.device`. The host never waits for the step

@@ -776,7 +776,7 @@ class CudaEngine(Engine):
     def padded_logits(self, logits: Array, W: Array) -> tuple[Array, Array]:
         """dlogits and W^T (K V, C) with as many columns, and rows, as a product of float32 wants.
 
-        The columns that are added are zero, and the rows are the weights that follow W's.
+        The columns that are added are zero, and the rows are the weights that follow a tied W's.
         """
         width = W.shape[0] if self.bf16 else eights(W.shape[0])
         return logits[:, :width], replace(W, shape=(width, W.shape[1]))
@@ -800,14 +800,12 @@ class CudaEngine(Engine):
         """The losses' sums (K,) in float32 nats, and dn (B, T, C), None where dW is.
 
         n (B, T, C) of activations, W (C, K V), targets int32 (B, T, K), scale (K,). Adds to dW.
-        Holds the logits of `rows_at_once` positions; cap: of these, 0: none. UserError: see
-        `expect_vocabulary`.
+        Holds the logits of `rows_at_once` positions; cap: of these, 0: none. V: see `expect_sizes`.
         """
         rows, aims = rows_of(n), rows_of(targets)
         K = aims.shape[1]
         V = W.shape[1] // K
         pitch = -(-V // PITCH) * PITCH
-        expect_vocabulary(V, K)
         losses, copy = self.take(*aims.shape, kind="float32"), self.copy_of(W)
         dn = None if dW is None else self.take(*n.shape)
         most = rows_at_once(rows.shape[0], K * pitch * rows.dtype.itemsize)
@@ -836,10 +834,18 @@ def rows_at_once(rows: int, size: int) -> int:
     return -(-rows // (parts * unit)) * unit
 
 
-def expect_vocabulary(V: int, K: int) -> None:
-    """UserError for a vocabulary of which an engine cannot predict K tokens at once."""
-    if K > 1 and V % PITCH:
-        raise UserError(
-            "the cuda engine predicts several tokens where the vocabulary is a multiple of "
-            f"{PITCH}, and {V} is none: choose another vocabulary, or another engine"
-        )
+def expect_sizes(config: ModelConfig) -> None:
+    """UserError for a model with a matrix whose rows aren't dense multiples of 16 bytes of bf16.
+
+    Where several tokens are predicted, each one's logits are a matrix, with rows of PITCH columns.
+    """
+    wanted = {"dim": (config.dim, 8), "hidden": (config.hidden, 8)}
+    if not config.tied:
+        wanted["vocab_size"] = config.vocab_size, PITCH if config.n_predict > 1 else 8
+    for name, (value, unit) in wanted.items():
+        if value % unit:
+            raise UserError(
+                f"expected a {name} that's a multiple of {unit}, as a GPU multiplies, got {value}: "
+                f"choose {value // unit * unit or unit} or {(value // unit + 1) * unit}, or the "
+                "engine cpu"
+            )

@@ -21,7 +21,7 @@ from nanoeuler.engines.gpu.lang.card import L2
 from nanoeuler.engines.gpu.rows import adamw, gradient_norm
 from nanoeuler.engines.gpu.rows.embedding import plan_length, scatter_plan
 from nanoeuler.engines.gpu.rows.fill import clear_launch, clear_table
-from nanoeuler.engines.gpu.step.engine import CudaEngine, PackedRows
+from nanoeuler.engines.gpu.step.engine import CudaEngine, PackedRows, expect_sizes
 from nanoeuler.engines.gpu.step.matmul import Multiplier
 from nanoeuler.engines.gpu.step.precision import COPIES, LOWER, WEIGHTS, Precision
 from nanoeuler.engines.gpu.step.program import ALIGN, NOWHERE, Array, Excerpt, Program, Recording
@@ -113,11 +113,13 @@ class ProgramBuilder:
     """Records one program of a model: its weights, an engine, and what the host sends and fetches.
 
     inputs, results: see `Recorded`. copied: whether products read a bf16 copy of the weights.
+    UserError: see `expect_sizes`.
     """
 
     engine_type = CudaEngine
 
     def __init__(self, config: ModelConfig, machine: Machine, precision: Precision) -> None:
+        expect_sizes(config)
         self.recording, self.config, self.stream = Recording(), config, precision.stream
         self.inputs: dict[str, Array] = {}
         self.results: dict[str, Array] = {}

@@ -263,7 +263,7 @@ def make_ring(stages: int) -> Callable[..., None]:
 
 # %% sec-wgmma-roles
 CONSUMERS = 256  # threads of two warpgroups; the producer's warp comes after them
-STAGES = 4  # 192 KiB of 128 x 256, all there's room for; products of three, 3072 ticks, hide FETCH
+STAGES = 4  # 192 KiB: all there's room for; three take 3072 ticks, more than FETCH
 WIDE = B_BYTES + 2 * A_BYTES  # bytes of a k-block of 256 and of 128 rows
 
 
@@ -284,7 +284,7 @@ def release(empty, t):
 
 def make_accumulate(stages: int, size: int, release: Callable[..., None]) -> Callable[..., Any]:
     """accumulate(acc, base, bars, stage, phase, blocks, t): a tile's sums from the next k-blocks of
-    a ring; returns its next stage and parity. t: a consumer's thread, of the second from 128 on."""
+    a ring; returns its next stage and parity. t: 0 to 127 the first, then the second consumer."""
 
     def accumulate(acc, base, bars, stage, phase, blocks, t):
         last = stage
@@ -337,7 +337,7 @@ def with_producer(map_a, map_b, map_c, blocks):
 
 
 # %% sec-wgmma-persistent
-GROUP = 2048  # rows of C that go together: with 132 tiles of 128 x 256 about as many as columns
+GROUP = 2048  # rows of C that go together: 132 tiles of 128 x 256 are about 2048 x 2048
 
 
 def tile_at(i, down, across, group):
@@ -417,7 +417,7 @@ def persistent(map_a, map_b, map_c, down, across, blocks):
 
 # %% sec-wgmma-multicast
 def fetch_shared(to, full, map_a, map_b, k, row, column):
-    """As `fetch`, but half of B into both blocks of the cluster; the other half comes from there.
+    """As `fetch`, but half of B into both blocks of the cluster; the other block sends the other.
     All of it counts on `full`."""
     rank = int32(cuda.blockIdx.x & 1)
     half, first = int32(to + rank * (B_BYTES // 2)), int32(column + rank * (COLUMNS // 2))

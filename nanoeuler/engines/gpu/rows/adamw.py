@@ -27,7 +27,7 @@ from nanoeuler.model.weights import Weights
 THREADS = 256  # of a block: 128 to 1024 are alike (the table of attempts)
 LANE = 4     # parameters that a thread moves at once: 16 bytes of float32
 ROUNDS = 1   # how often: measured, the table of attempts
-HALF, UPPER, NAN = 0x8000, -0x10000, 0x7FC00000  # of 2^16; the upper 16 bits; a nan's bits
+HALF, UPPER, NAN = 0x8000, -0x10000, 0x7FC00000  # half of 2^16; the upper 16 bits; a nan's bits
 
 
 class Constants(NamedTuple):
@@ -77,7 +77,7 @@ def put(here, i, address, at):
 
 
 def put_copy(here, i, address, at):
-    """LANE parameters to memory as bf16, rounded half up: see `to_halves`."""
+    """LANE parameters to memory as bf16, rounded half up by `pair_copies`, further down."""
     low = pair_copies(bits(here[4 * i]), bits(here[4 * i + 1]))
     high = pair_copies(bits(here[4 * i + 2]), bits(here[4 * i + 3]))
     ptx.store_int2(address + 2 * int64(at), low, high)
@@ -155,7 +155,7 @@ def make_ends(halves: bool) -> tuple[Callable, Callable]:
     """What fetches a tile's parameters, and what puts LANE of them back to all their places."""
 
     def bring(here, weights, copy, first, count, t, rounds):
-        if halves:
+        if halves:  # weights: the lower ones
             fetch_halves(here, copy, weights, first, count, t, rounds)
         else:
             fetch(here, weights, first, count, t, rounds)
@@ -180,8 +180,8 @@ def adamw_kernel(rounds: int = ROUNDS, halves: bool = False) -> Kernel:
 
     tiles int32 (blocks, 4): first, count, to, decays; decision: see `decide`; others as `Buffers`.
     Index table: block -> tile; round, thread -> LANE neighbours. Where decision says no, nothing is
-    written. Bytes of a parameter: 16 read, 12 written, and 2 more where it has a copy; in halves
-    4 more where it is read as float32.
+    written. Bytes of a parameter: 16 read, 12 written, and 2 more where it has a copy. In halves:
+    16 read, 12 written, and 4 more where it is written as float32, too.
     """
     held, (bring, keep) = rounds * LANE, make_ends(halves)
 
@@ -220,7 +220,7 @@ class Segment(NamedTuple):
     """Neighbours in the flat buffers that are treated alike.
 
     copy: where the first one's bf16 copy stands in the buffer of copies, -1: they have none. Of
-    masters in halves: where it is as float32 for who reads it so, -1: nowhere.
+    masters in halves: where kernels read it as float32, -1: none does.
     """
 
     start: int
@@ -232,7 +232,7 @@ class Segment(NamedTuple):
 def segments(weights: Weights) -> list[Segment]:
     """The segments of a model's weights, each with its padding, in the order of their names.
 
-    Matrices decay. All but what belongs to a norm has a copy, at the place that it has itself.
+    Matrices decay. Everything except norms has a copy, at the same index.
     """
     made = []
     for name, view in weights.items():
@@ -261,8 +261,8 @@ def tiles(parts: Sequence[Segment], rounds: int = ROUNDS) -> np.ndarray:
 class Buffers(NamedTuple):
     """What AdamW works on: flat, float32 (N,), and a bf16 copy as long as the table's places.
 
-    In halves: weights are lower halves, uint16 (N,), copy the upper ones, and read has float32 as
-    long as the table's places.
+    In halves: weights are lower halves, uint16 (N,), copy the upper ones, and read is float32, at
+    the table's places: see `Segment`.
     """
 
     weights: Any
@@ -277,7 +277,7 @@ def adamw_launch(
     table: Any, decision: Any, buffers: Buffers, beta1: float, beta2: float, eps: float,
     rounds: int = ROUNDS,
 ) -> Launch:  # fmt: skip
-    """One step of the buffers but the gradients; a decision (8,) float32 says how, or not.
+    """Update all buffers but the gradients as a decision (8,) float32 says, or not at all.
 
     table: of `tiles`, in device memory.
     """

@@ -8,9 +8,9 @@
     targets, losses (rows, K)                     scale, sums (K,)
 
 A row, in a kernel, is one head of one position; a block works on it. Numbers are float32 in
-registers. A logit that is nan or +infinity makes the loss a nan, and so do a target that is no
-token and a row of nothing but logits below -1e38. Left out: smoothing of targets, rows that do not
-begin at a multiple of 16 bytes.
+registers. A logit that is nan or +infinity, a target that is no token, or a row of nothing but
+logits below -1e38 makes the loss a nan or infinite, so no step is taken. Left out: smoothing of
+targets, rows that do not begin at a multiple of 16 bytes.
 """
 
 import math
@@ -114,7 +114,7 @@ def highest(here, count, wide, top):
 
 
 def power(x, shift):
-    """exp(x - top), for a shift of top * log2(e); its rounding is one factor for all of a row."""
+    """exp(x - top), for shift = top * log2(e); the shift's rounding is one factor for a row."""
     return ptx.exp2(ptx.fma(x, float32(LOG2E), float32(-shift)))
 
 
@@ -146,6 +146,7 @@ def gather(here, x, row, end, count, warps):
 def judge(here, x, row, target, shift, total, address):
     """The thread that has the target's column writes the loss: log total - (x - top)."""
     n = ptx.divide(max(target, 0), row.lane)
+    # n % threads, in 32 bits
     if n - row.threads * ptx.divide(n, row.threads) == row.t and 0 <= target < row.columns:
         a, b, c, d = ptx.load_own_int4(row.address + ACCESS * int64(n))
         here[0], here[1], here[2], here[3] = a, b, c, d
@@ -159,7 +160,7 @@ def judge(here, x, row, target, shift, total, address):
 
 
 class Slope(NamedTuple):
-    """A row's gradient: exp2(x log2(e) - shift) times weight, and scale less at the target."""
+    """A row's gradient: exp2(x log2(e) - shift) times weight, minus scale at the target."""
 
     target: int
     shift: float
@@ -342,7 +343,7 @@ def add_losses(losses, sums, rows, heads):
         ptx.store_float(sums + 4 * int64(k), total)
 
 
-# Of any number of losses.
+# One block for each head, for any number of losses.
 ADD_LOSSES = Kernel(add_losses, "l l r r", ADDERS, target=(8, 0))
 
 

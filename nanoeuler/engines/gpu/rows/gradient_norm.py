@@ -29,7 +29,7 @@ LARGEST = 3.4028234663852886e38  # of float32: what is not <= this is not finite
 def add_squares(values, sums, vectors):
     """sums (blocks,): each block's sum of the squares of values (4 vectors,), all float32.
 
-    Index table: block b, thread t -> vectors blocks * THREADS apart from b * THREADS + t on,
+    Index table: block b, thread t -> vector b * THREADS + t, and each blocks * THREADS further,
     UNROLL loads at a time. Bytes: 16 a vector read, 4 a block written.
     """
     t, step = int32(cuda.threadIdx.x), int32(cuda.gridDim.x) * THREADS
@@ -52,7 +52,7 @@ def add_squares(values, sums, vectors):
         ptx.store_float(sums + 4 * int64(cuda.blockIdx.x), total)
 
 
-# As many blocks as `blocks_for` says.
+# Grid: the blocks of `blocks_for`.
 ADD_SQUARES = Kernel(add_squares, "l l r", THREADS, target=(8, 0))
 
 
@@ -72,9 +72,9 @@ def decide(sums: Rows, losses: Rows, plan: Rows, number: int, limit: float, deci
     """One block: advance the step's number and write what `adamw` does, 8 float32.
 
     sums (count,) of `add_squares`; losses (heads,); plan (steps, 4) of `schedule`; number (1,)
-    int32, of steps begun. decision: the row of this step (the last one, if there is none), then
-    clip = limit / norm if that is below 1, else 1; the norm; 1 if norm and losses are finite, else
-    0; and a 0.
+    int32, of rows of the plan that were used. decision: the next row (the last, if none is left),
+    then clip = limit / norm if that is below 1, else 1; the norm; 1 if norm and losses are finite,
+    else 0; and a 0.
     """
     t, total = int32(cuda.threadIdx.x), float32(0)
     for i in range(t, sums.count, THREADS):
@@ -97,7 +97,7 @@ def decide(sums: Rows, losses: Rows, plan: Rows, number: int, limit: float, deci
         ptx.store_float4(decision + 16, clip, norm, go, float32(0))
 
 
-# One block.
+# Grid: one block.
 DECIDE = Kernel(decide, "l r l r l r l f l", THREADS, target=(8, 0))
 
 

@@ -7,7 +7,7 @@
     logits, slopes (rows, columns) bf16 or float32, columns in eights
 
 A thread has a piece of 16 bytes. Left out: doing it where the logits are made, or inside the kernel
-of cross-entropy, which would spare four passes over memory.
+of cross-entropy, which would spare six passes over memory.
 """
 
 import functools

@@ -37,7 +37,8 @@ class Card(NamedTuple):
 
 
 # Sources beside the figures. Where a datasheet says "with sparsity", half of its figure. Compute
-# capabilities: developer.nvidia.com/cuda-gpus. Cores over 128 are multiprocessors.
+# capabilities: developer.nvidia.com/cuda-gpus. Where only cores are given, 128 of them are a
+# multiprocessor (8.6 and 8.9).
 CARDS = {
     # NVIDIA T4 datasheet (320 cores for tensors, 16 GB, 320 GB/s); Turing whitepaper, TU104 (L2).
     "t4": Card("Tesla T4", (7, 5), 40, 4 << 20, 16e9, 320e9, 0.0),

@@ -43,7 +43,8 @@ class Device(NamedTuple):
     value_bytes: int     # 2: bfloat16 on tensor cores, 4: float32
 
 
-# Two cores, 3 GHz, two 8-wide fused multiply-adds a cycle (AVX2); two channels of DDR4-3200.
+# Two cores, 3 GHz, two fused multiply-adds of 8 float32 a cycle (AVX2): the chapter's opening has
+# the same. Two channels of DDR4-3200.
 LAPTOP = Device(2 * 3e9 * 2 * 8 * 2, 2 * 8 * 3.2e9, 16e9, 4)
 # It, and every card on which our engines run.
 DEVICES = {"laptop": LAPTOP} | {
@@ -82,8 +83,8 @@ def estimate(
 ) -> Estimate:  # fmt: skip
     """Predict training on DEVICES[device].
 
-    `tokens` defaults to 20 per parameter. `utilisation` is the share of the peak that the matrix
-    products are expected to reach; a step is never predicted to be faster than its floor.
+    `tokens` defaults to 20 per parameter. `utilisation` is the MFU assumed for the whole step:
+    its products' FLOPs over its time and the peak. No step is predicted to beat its floor.
     UserError for an unknown device, and for numbers that cannot be.
     """
     if device not in DEVICES:
@@ -110,7 +111,7 @@ def report(
 ) -> str:  # fmt: skip
     """The plan of a configuration as text: FLOPs, memory, and a line for each device.
 
-    All times are estimates: the roofline's floor, and the products at `utilisation` of the peak.
+    All times are estimates: the roofline's floor, and the whole step at an MFU of `utilisation`.
     """
     rows = [(name, estimate(config, name, batch_size, tokens, utilisation)) for name in DEVICES]
     n, step_tokens = count_parameters(config), batch_size * config.context

@@ -22,7 +22,7 @@ from nanoeuler.errors import UserError
 
 
 class Stage(NamedTuple):
-    """A command; the folder that it writes a run into, and of which run it takes the model."""
+    """A command, the folder of its own run, and that of the run whose model it begins with."""
 
     name: str
     flags: list[str]
@@ -42,7 +42,8 @@ class Stage(NamedTuple):
 
         if self.out is None or not (known := checkpoints(self.out)):
             return False
-        return known[-1][0] >= (read_record(self.out).settings.steps or 0)
+        steps = read_record(self.out).settings.steps  # a number: known before the first save
+        return known[-1][0] >= (steps or 0)
 
     def words(self) -> list[str]:
         """What one would type after `nanoeuler`; the stages before it must have ended."""
@@ -51,7 +52,7 @@ class Stage(NamedTuple):
         words = [self.name, *self.flags]
         words += ["--from", str(chosen(self.base))] if self.base else []
         words += ["--out", str(self.out)] if self.out else []
-        return words + ["--resume"] * self.begun()
+        return words + (["--resume"] if self.begun() else [])
 
 
 # %% sec-road-sizes
@@ -66,13 +67,14 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    # Forty steps of thirty thousand parameters: nothing is learned, all is seen.
+    # Forty steps of seventy thousand parameters: nothing is learned, all is seen.
     "try": Size("small", {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "context": 128,
                           "vocab_size": 300},
                 {"steps": 40, "batch_size": 8}, {"steps": 20, "batch_size": 4},
                 {"steps": 4, "batch_size": 4}),
     "laptop": Size("small-modern", {}, {}, {}, {}),
-    # The runs of chapter 9a: 2,000 steps read 25 books nine times, 220 the 4,900 pairs.
+    # The runs of chapter 9a: 2,000 steps read its 25 books eight and a half times, and 220 are for
+    # the 4,410 pairs that it trains on (--pairs).
     "gpu": Size("euler-116m", {},
                 {"steps": 2000, "batch_size": 64, "warmup": 200, "weight_decay": 4.0},
                 {"steps": 220, "batch_size": 16, "warmup": 30}, None),
@@ -88,7 +90,7 @@ def as_flags(values: dict[str, Any]) -> list[str]:
 def stages(
     size: Size, folder: Path, data: str, pairs: str, comparisons: str, shared: dict[str, Any],
 ) -> list[Stage]:  # fmt: skip
-    """The stages in order. shared: flags of both commands that any engine and ranks can do."""
+    """The stages in order. shared: flags for both train and sft (the engine, the ranks)."""
     base, chat, last = (folder / name for name in ("base", "chat", "preferred"))
     model = as_flags({"preset": size.preset} | size.sizes)
     runs = [
@@ -102,7 +104,9 @@ def stages(
 
 
 # %% sec-road-forecast
-ANSWERS = 2 * (1 + 1 / 3)  # passes of a comparison: two answers, and a third more for the reference
+# A step on comparisons, in training steps on one answer to each question: it has two answers, and
+# the forward pass of the reference is a third more.
+ANSWERS = 2 * (1 + 1 / 3)
 
 
 def forecast(size: Size, engine: str, ranks: int) -> Iterator[tuple[str, float, float]]:
@@ -215,6 +219,7 @@ def run_pipeline(
     app = call.find_root().command
 
     def run(words: list[str]) -> int:
+        # as the program calls it: _run in main.py
         return app(words, prog_name="nanoeuler", standalone_mode=False, obj=words) or 0
 
     run_stages(every, run)

@@ -159,11 +159,21 @@ def summary(stages: list[Stage], size: Size, engine: str, ranks: int) -> str:
     return "\n".join(lines)
 
 
+def made(out: Path) -> str:
+    """The size of an ended run, which may be another than this call's."""
+    from nanoeuler.model.config import count_parameters
+    from nanoeuler.training.checkpoint import read_record
+    from nanoeuler.training.folder import checkpoints
+
+    parameters = count_parameters(read_record(out).config)
+    return f"{parameters:,} parameters, {checkpoints(out)[-1][0]:,} steps"
+
+
 def run_stages(stages: list[Stage], run: Any) -> None:
     """Do what is left of the stages, each by run(words); typer.Exit with the code of a failure."""
     for stage in stages:
         if stage.ended():
-            tell(f"{stage.out} is done")
+            tell(f"{stage.out} is done: {made(stage.out)}")
             continue
         words = stage.words()
         tell(f"\n$ nanoeuler {shlex.join(words)}")

@@ -5,7 +5,7 @@
 """One-step integrators of dx/dt = f(x, t), and the loop that repeats their step.
 
 x is anything that can be added and multiplied: a float, or a NumPy array of any shape and dtype.
-(`integrate` computes in Fractions if `step` does; a Tableau has floats.) f takes (x, t) and
+(`integrate` computes in Fractions if `step` does; a Tableau, below, has floats.) f takes (x, t) and
 returns a velocity like x. Steps are of fixed size: no error control here.
 Letters: x state, t time (in a network, depth), h step size, n number of steps.
 """

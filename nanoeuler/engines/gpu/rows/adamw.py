@@ -24,7 +24,7 @@ from nanoeuler.engines.gpu.lang.vectors import expect, given, kind_of
 from nanoeuler.errors import UserError
 from nanoeuler.model.weights import Weights
 
-THREADS = 256  # of a block: 128 to 1024 are alike (the table of attempts)
+THREADS = 256  # of a block: 128 to 512 are nearly alike (the table of attempts)
 LANE = 4     # parameters that a thread moves at once: 16 bytes of float32
 ROUNDS = 1   # how often: measured, the table of attempts
 HALF, UPPER, NAN = 0x8000, -0x10000, 0x7FC00000  # half of 2^16; the upper 16 bits; a nan's bits
@@ -237,7 +237,7 @@ def segments(weights: Weights) -> list[Segment]:
     made = []
     for name, view in weights.items():
         start, count = weights.starts[name], math.prod(view.shape)
-        length = -(-count // LANE) * LANE  # what is padding stays 0: its gradient is
+        length = -(-count // LANE) * LANE  # padding stays 0: its gradient is 0
         made.append(Segment(start, length, len(view.shape) > 1, -1 if "norm" in name else start))
     return made
 

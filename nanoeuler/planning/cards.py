@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from nanoeuler.engines.gpu.lang import card as limits
 
-# The most shared memory (bytes) of a block that asks for it. For Turing, which the kernels don't
-# run on, too: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+# The most shared memory (bytes) of a block that asks for it. That of Turing, where no kernel runs,
+# is for the table of cards: CUDA C++ Programming Guide, "Technical Specifications per Compute
+# Capability".
 SHARED = limits.SHARED | {(7, 5): 64 << 10}
 OLDEST = 8, 0  # the first with products of bf16: PTX ISA, mma.sync, "Target ISA Notes"
 # FLOPs a cycle of a multiprocessor of a GeForce, bf16 summed in float32: worked out in the text.

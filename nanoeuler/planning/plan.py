@@ -61,9 +61,10 @@ def floor_seconds(operation: Operation, device: Device) -> float:
 # %% sec-plan-hours
 # Training tokens per parameter: near the optimum found by Hoffmann and others (2022, table 3).
 TOKENS_PER_PARAMETER = 20
-# Assumed until an engine is measured: Llama 3 405B reached 38 to 43 % (Llama Team, 2024, table 4).
+# Assumed for every card, measured or not: Llama 3 405B reached 38 to 43 % (Llama Team, 2024,
+# table 4).
 UTILISATION = 0.4
-BATCH_SIZE = 16  # sequences in a step, as a run has them that says nothing else
+BATCH_SIZE = 16  # sequences in a step: the default of a run
 
 
 class Estimate(NamedTuple):
@@ -158,13 +159,13 @@ def arena_bytes(config: ModelConfig, sequences: int) -> int:
     C, D, H, G = config.dim, config.head_dim, config.n_heads, config.n_kv_heads
     u = 2 * config.hidden if config.mlp == "swiglu" else config.hidden
     a, b = INTEGRATORS[config.integrator]
-    sums = sum(x != 0 for row in (*a, b) for x in row) - s  # those that `memory` does not count
+    entries = sum(x != 0 for row in (*a, b) for x in row)
     backward = 2 * C + s * (config.hidden + u + 4 * C + (2 * H + 2 * G) * D)  # (2), (3)
-    backward += 2 * C * (s - (config.step_size * b[-1] == 1)) + H * T - 3 * C
+    backward += 2 * C * (s - (config.step_size * b[-1] == 1)) + H * T - 3 * C  # (3)
     rows = min(sequences * T, LOSS_ROWS)
     logits = config.n_predict * config.vocab_size * (2 if config.logit_cap else 1)
     loss = sequences * T * C + rows * (logits + C)  # (4)
-    numbers = sequences * T * 2 * config.n_layers * C * (s + sums)               # (1)
+    numbers = sequences * T * 2 * config.n_layers * C * entries                  # (1)
     numbers += max(sequences * T * backward, loss)
     kept = memory(config, sequences, MASTER_BYTES, flash=False)["activations"]
     return kept + MASTER_BYTES * numbers
@@ -233,7 +234,8 @@ def size_lines(
 ) -> str:  # fmt: skip
     """Parameters, FLOPs and memory of `steps` training steps on this processor: two lines of text.
 
-    memory: in words, where the steps are taken elsewhere. ranks: processes that take them together.
+    memory: the second line's text, if another device takes the steps. ranks: processes that take
+    them together.
     """
     threads = min(threads or max(1, cores() // ranks), shards(batch_size, config.context))
     sizes = cpu_memory(config, batch_size, accumulate, threads, ranks)
@@ -278,7 +280,10 @@ def summary(
 
 
 def here(config: ModelConfig, batch_size: int, tokens: int | None, engine: str) -> str:
-    """What training on so many tokens takes on this processor, which is timed; None: 20 each."""
+    """What training on so many tokens takes on this processor, which is timed.
+
+    tokens None: 20 for each parameter.
+    """
     tokens = TOKENS_PER_PARAMETER * count_parameters(config) if tokens is None else tokens
     text = summary(config, batch_size, ceil(tokens / (batch_size * config.context)))
     if engine == "cpu":

@@ -4,7 +4,7 @@
 # %% sec-train-adamw
 """AdamW on a model's flat buffers, gradient clipping, and the learning-rate schedule.
 
-Leaves out settings for groups of parameters. Matrices decay and vectors don't, and that is all.
+Matrices decay and vectors don't; there are no other settings by groups of parameters.
 """
 
 import math
@@ -24,7 +24,7 @@ MEASURED_DIM = 128  # the width of the small preset, on which LEARNING_RATE was 
 WEIGHT_DECAY = 0.3  # measured: the same section
 WARMUP_STEPS = 50  # measured: the same section; as far back as the second moment remembers
 CLIP_NORM = 1.0  # Brown et al. 2020 (GPT-3), appendix B
-# The norm is added up from 16 partial sums, which up to 16 processes share (chapter 14),
+# The gradient's norm is added up from 16 partial sums, which up to 16 processes share (chapter 14),
 # so that it's the same to the bit for any number of them.
 PARTS = 16
 
@@ -59,7 +59,7 @@ class AdamW:
     A training step calls `clip`, and then `update` if the norm is finite.
     """
 
-    peak = LEARNING_RATE  # the default of a run, for a model MEASURED_DIM wide
+    peak = LEARNING_RATE  # a run's highest rate by default, for a model MEASURED_DIM wide
     threads, gather = 1, None  # only for Muon (chapter 9b), which needs whole matrices
 
     def __init__(

@@ -55,7 +55,7 @@ class Recipe(NamedTuple):
     settings: dict[str, Any]
 
     def with_changes(self, model: dict[str, Any], settings: dict[str, Any]) -> "Recipe":
-        """The same with other values of some fields; its name tells, but of seed and minutes."""
+        """The same with other values; its name says so, unless only seed and minutes are given."""
         name = self.name + ", changed" * bool({*model, *settings} - {"seed", "minutes"})
         return Recipe(name, self.model | model, self.settings | settings)
 

@@ -21,7 +21,8 @@ def process_age(stat: str | None = None, now: float | None = None) -> float | No
     """
     try:
         text = Path("/proc/self/stat").read_text() if stat is None else stat
-        begun = int(text.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        after = text.rpartition(")")[2].split()  # field 3 and on, so field 22 has the index 19
+        begun = int(after[19]) / os.sysconf("SC_CLK_TCK")
         age = (time.clock_gettime(time.CLOCK_BOOTTIME) if now is None else now) - begun
     except (OSError, ValueError, IndexError, AttributeError):
         return None
@@ -31,8 +32,8 @@ def process_age(stat: str | None = None, now: float | None = None) -> float | No
 class Clock:
     """Seconds since the start of the process, of `budget` seconds; called, it says how many.
 
-    source: what told when that was. Where nothing does, it's the processor time that the process
-    has used so far, which is too little by what it waited. age: given by the caller instead.
+    source: "process" if the system told the start; if it doesn't, "processor time", the seconds
+    that the process has computed so far, which leave out its waiting; "given" if `age` was.
     """
 
     def __init__(self, budget: float, age: float | None = None) -> None:
@@ -57,12 +58,12 @@ class Plan:
     """How many steps a run has, as far as is known, and the learning rate of each.
 
     The trainer's schedule, `optim.learning_rate`, if the number is never revised. steps: None
-    before the first `revise`. revisions: what they were given, [step, steps].
+    before the first `revise`. revisions: [step, steps] of each `revise`.
     """
 
     def __init__(self, peak: float, warmup: int) -> None:
         self.peak, self.warmup, self.steps = peak, warmup, None
-        self.anchor = warmup, 0.0  # a step, and the share of the fall that has passed by then
+        self.anchor = warmup, 0.0  # a step m and its p_m
         self.revisions: list[list[int]] = []
 
     def revise(self, step: int, steps: int) -> None:
@@ -77,7 +78,7 @@ class Plan:
         self.revisions.append([step, steps])
 
     def fallen(self, number: int) -> float:
-        """Which share of the fall has passed at step `number`. Equation eq-speedrun-plan."""
+        """How far the fall is at step `number`, p in 0 to 1. Equation eq-speedrun-plan."""
         step, share = self.anchor
         if self.steps is None or number <= step:
             return share

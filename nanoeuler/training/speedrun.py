@@ -30,15 +30,15 @@ from nanoeuler.training.clock import Clock, Plan
 from nanoeuler.training.folder import add_metrics, check_free, locked
 from nanoeuler.training.run import Run, Settings
 
-PRESET = "euler-116m"  # what recipes change, with the vocabulary of the data
+PRESET = "euler-116m"  # what recipes change; the vocabulary is that of the data
 RECIPES: dict[str, dict[str, dict[str, Any]]] = {  # fields of ModelConfig, and of Settings
-    "adamw": {  # as the base model was trained for eight minutes: chapter 9a
+    "adamw": {  # as the base model was trained for twelve minutes: chapter 9a
         "model": {"n_predict": 1},
         "settings": {"batch_size": 64, "lr": 1e-3, "warmup": 300, "weight_decay": 0.2,
                      "beta2": 0.98},
     },
-    # The best at a third of the width: tests/bench/recipes.py, data/trained/recipes.json. decay:
-    # rate x decay forgets in a third of a run, 1,600 of 4,900 steps.
+    # The best at half the width: tests/bench/recipes.py, data/trained/recipes.json. decay: a matrix
+    # with a rate of 0.02 forgets in 1 / (0.02 x 0.03) steps, 1,667, a third of a run of 4,900.
     "muon": {
         "model": {"n_predict": 1, "qk_norm": True},
         "settings": {"batch_size": 64, "optimizer": "muon", "warmup": 300, "weight_decay": 0.03,
@@ -55,7 +55,7 @@ class Recipe(NamedTuple):
     settings: dict[str, Any]
 
     def with_changes(self, model: dict[str, Any], settings: dict[str, Any]) -> "Recipe":
-        """The same with other values of some fields; its name tells, but of seed and minutes."""
+        """The same with other values; its name says so, unless only seed and minutes are given."""
         name = self.name + ", changed" * bool({*model, *settings} - {"seed", "minutes"})
         return Recipe(name, self.model | model, self.settings | settings)
 
@@ -95,11 +95,13 @@ def _replaced(base, values, name):
 
 
 SETTLED = 10  # steps before the pace is taken: memory is touched, clocks rise, caches fill
-MEASURED, SHARE = 20, 0.01  # at least so many steps, and of the time, whose mean is the pace
+# The first pace is a mean over at least so many steps and this share of the time.
+MEASURED, SHARE = 20, 0.01
 # Where a plan is corrected, as shares of its steps, and whether the model is judged there.
 LOOKS = (0.25, True), (0.5, True), (0.75, True), (0.95, False)
-LATE = 1.0  # seconds after the end at which a run is none: its first step took too long
-RESERVE = 0.25  # seconds that a plan leaves: the pace of the last twentieth may be off by 2 %
+# A run that ends so many seconds late doesn't count. It's late if its first step takes too long.
+LATE = 1.0
+RESERVE = 0.25  # seconds that a plan leaves: 1.7 % of the last twentieth, 15 s
 
 
 class Race:
@@ -165,7 +167,7 @@ class Race:
             )
 
     def knows_enough(self, number: int) -> bool:
-        """Whether the first plan can be made: of a slow machine half of the time must do."""
+        """Whether the first plan can be made. After half of the time, one step's pace must do."""
         at, done = self.mark
         if self.run.step == done or self.clock.left < self.clock.budget / 2:
             return self.run.step > done
@@ -190,15 +192,14 @@ class Race:
 
 # %% sec-speedrun-rules
 # Checksums of prepared folders of the books: those of Project Gutenberg that chapter 20a cleans,
-# in a vocabulary of 8,192. From the manifest that `tests/bench/base.py pack` makes of them. It cuts
-# the training text into blocks, of which a machine may have been given the first; the books that
-# are held out are the same in all.
+# in a vocabulary of 8,192. `tests/bench/base.py pack` cuts the training text into 89 blocks, and a
+# machine may have been given only the first few of them. The held-out books are always the same.
 CORPORA = {
     "6ece89a0daf6f5bc": "books", "bc00ec614048d454": "books, 85 blocks of 89",
     "86cc8c3cb48374d1": "books, 71 blocks of 89", "9063558a997131e3": "books, 57 blocks of 89",
     "04c19be39fb9b2f1": "books, 44 blocks of 89",
 }
-MINUTES = 5.0  # as karpathy's autoresearch has, the race of this kind that most people know
+MINUTES = 5.0  # as karpathy's autoresearch has
 
 
 def checksum(prepared: Prepared) -> str:
@@ -214,7 +215,7 @@ def corpus_of(prepared: Prepared) -> str:
 def begin(
     prepared: Prepared, recipe: Recipe, engine: str, threads: int | None = None
 ) -> tuple[Run, Any, tuple[Batches, HeldOut]]:
-    """The run of a recipe before its first step, what takes its steps, and its two sides."""
+    """The run of a recipe before its first step, what takes its steps, and its two texts."""
     settings = _replaced(Settings(), recipe.settings, recipe.name)
     run = Run.begin(recipe.config(prepared.vocab_size), settings, prepared.tokenizer,
                     prepared.digest)  # fmt: skip

@@ -18,10 +18,12 @@ from nanoeuler.cli import main as cli
 from nanoeuler.cli import pipeline
 from nanoeuler.cli import train as cli_train
 from nanoeuler.errors import UserError
-from nanoeuler.model.config import PRESET
+from nanoeuler.model.config import PRESET, ModelConfig
+from nanoeuler.model.weights import Weights
+from nanoeuler.tokenizer.tokenizer import SPECIAL_TOKENS, Tokenizer
 from nanoeuler.training import dpo as preferring
 from nanoeuler.training import loop
-from nanoeuler.training.checkpoint import load, load_model
+from nanoeuler.training.checkpoint import load, load_model, write_model
 from nanoeuler.training.folder import checkpoints
 
 STORY = Path(__file__).parents[1] / "data" / "river.txt"
@@ -102,6 +104,19 @@ def test_a_road_that_was_stopped_ends_where_one_ends_that_was_not(folder, capfd)
         ends = (weights(folder / out / run) for out in ("whole", "runs"))
         np.testing.assert_array_equal(*ends)
     assert (weights(folder / "runs" / "chat") != weights(folder / "runs" / "preferred")).any()
+
+
+def test_a_model_from_elsewhere_is_a_stage_that_has_ended(tmp_path):
+    config = ModelConfig(vocab_size=256 + len(SPECIAL_TOKENS), dim=8, n_layers=1, n_heads=1,
+                         n_kv_heads=1, hidden=8, context=8, n_predict=1)  # fmt: skip
+    write_model(tmp_path / "base", config, Tokenizer([]), Weights(config), "elsewhere")
+    how = pipeline.SIZES["try"], tmp_path, str(STORY), "docs", "docs", {}
+    first, *_, judges = pipeline.stages(*how)
+    assert first.ended() and pipeline.made(first.out).endswith(" parameters, 0 steps")
+    assert judges.flags[2] == str(STORY)  # the text is judged whole: it was never learned
+    shutil.rmtree(tmp_path / "base")
+    first, *_, judges = pipeline.stages(*how)
+    assert not first.ended() and judges.flags[2] == str(tmp_path / "base" / "data")
 
 
 def test_the_plan_does_nothing(folder, capfd):

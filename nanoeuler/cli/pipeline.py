@@ -57,7 +57,7 @@ class Stage(NamedTuple):
 
 # %% sec-road-sizes
 class Size(NamedTuple):
-    """A size of `all`: its model, and flags for its three runs besides what they do without."""
+    """A size of `all`: its model, and the flags that each of its three runs gets."""
 
     preset: str
     sizes: dict[str, int]
@@ -100,8 +100,9 @@ def stages(
     if size.prefer is not None:
         runs.append(Stage("prefer", ["--data", comparisons, *as_flags(size.prefer)], last, chat))
     how = as_flags({name: value for name, value in shared.items() if name == "engine"})
-    # eval judges all of a file, but of the tokens that train made of it only the held-out part
-    text = str(base / "data") if Path(data).is_file() else data
+    own = base / "data"  # what train makes of a file; of that, eval judges the held-out part alone
+    own_text = Path(data).is_file() and (own.is_dir() or not runs[0].ended())
+    text = str(own) if own_text else data
     return runs + [Stage("eval", [str(run), "--data", text, *how]) for run in (base, runs[-1].out)]
 
 

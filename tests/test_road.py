@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import signal
+from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -16,9 +18,13 @@ from nanoeuler.cli import main as cli
 from nanoeuler.cli import pipeline
 from nanoeuler.cli import train as cli_train
 from nanoeuler.errors import UserError
-from nanoeuler.model.config import PRESET
+from nanoeuler.model.config import PRESET, ModelConfig
+from nanoeuler.model.weights import Weights
+from nanoeuler.tokenizer.tokenizer import SPECIAL_TOKENS, Tokenizer
 from nanoeuler.training import dpo as preferring
-from nanoeuler.training.checkpoint import load_model
+from nanoeuler.training import loop
+from nanoeuler.training.checkpoint import load, load_model, write_model
+from nanoeuler.training.folder import checkpoints
 
 STORY = Path(__file__).parents[1] / "data" / "river.txt"
 NAMES = ["train", "sft", "prefer", "eval", "eval"]
@@ -56,27 +62,61 @@ def weights(run):
     return load_model(run)[2].flat
 
 
-def test_a_road_that_was_stopped_ends_where_one_ends_that_was_not(folder, capfd, monkeypatch):
+@contextmanager
+def stopped(step):
+    """Ctrl-C once the metrics of this step are written; nobody presses it in a step that isn't."""
+    add_metrics = preferring.add_metrics
+
+    def pressed(out, line):
+        add_metrics(out, line)
+        if line["step"] == step:
+            signal.raise_signal(signal.SIGINT)
+
+    with (
+        mock.patch.object(loop, "add_metrics", pressed),
+        mock.patch.object(preferring, "add_metrics", pressed),
+    ):
+        yield
+
+
+def test_a_road_that_was_stopped_ends_where_one_ends_that_was_not(folder, capfd):
     code, typed, said, _ = walk(folder, capfd, out="whole")
     assert code == 0 and typed == NAMES and f"chat --from {folder}/whole/preferred" in said
-    true = preferring.prefer
+    judged = [f"bytes of {folder}/whole/base/data" in line for line in said.splitlines()]
+    assert sum(judged) == 2  # of a file the held-out part
 
-    def cut(*given, **how):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(preferring, "prefer", cut)
-    code, typed, _, err = walk(folder, capfd)
-    assert code == 2 and typed == NAMES[:3] and "interrupted" in err
-    monkeypatch.setattr(preferring, "prefer", true)
+    # The same command four times: it is stopped inside its first, its second and its third stage.
+    for step, names, run in (
+        (13, ["train"], "base"), (9, ["train", "sft"], "chat"), (2, ["sft", "prefer"], "preferred"),
+    ):  # fmt: skip
+        with stopped(step):
+            code, typed, _, err = walk(folder, capfd)
+        assert code == 2 and typed == names and "interrupted" in err
+        (at, _), steps = checkpoints(folder / "runs" / run)[-1], load(folder / "runs" / run)
+        assert step <= at < steps.settings.steps and f"step {at} of" in err
     shutil.rmtree(folder / "runs" / "chat")  # and somebody tidies up
     code, typed, said, err = walk(folder, capfd)
     assert code == 0 and typed == NAMES[1:]
     assert re.search(r"runs/base is done: [\d,]+ parameters, \d+ steps", said)
     assert "train" in err and re.search(r"base .* GB  done", err)
+    assert re.search(r"preferred .* GB  about .*, begun", err)
     for run in "base", "chat", "preferred":
         ends = (weights(folder / out / run) for out in ("whole", "runs"))
         np.testing.assert_array_equal(*ends)
     assert (weights(folder / "runs" / "chat") != weights(folder / "runs" / "preferred")).any()
+
+
+def test_a_model_from_elsewhere_is_a_stage_that_has_ended(tmp_path):
+    config = ModelConfig(vocab_size=256 + len(SPECIAL_TOKENS), dim=8, n_layers=1, n_heads=1,
+                         n_kv_heads=1, hidden=8, context=8, n_predict=1)  # fmt: skip
+    write_model(tmp_path / "base", config, Tokenizer([]), Weights(config), "elsewhere")
+    how = pipeline.SIZES["try"], tmp_path, str(STORY), "docs", "docs", {}
+    first, *_, judges = pipeline.stages(*how)
+    assert first.ended() and pipeline.made(first.out).endswith(" parameters, 0 steps")
+    assert judges.flags[2] == str(STORY)  # the text is judged whole: it was never learned
+    shutil.rmtree(tmp_path / "base")
+    first, *_, judges = pipeline.stages(*how)
+    assert not first.ended() and judges.flags[2] == str(tmp_path / "base" / "data")
 
 
 def test_the_plan_does_nothing(folder, capfd):

@@ -42,8 +42,8 @@ class Stage(NamedTuple):
 
         if self.out is None or not (known := checkpoints(self.out)):
             return False
-        steps = read_record(self.out).settings.steps  # a number: known before the first save
-        return known[-1][0] >= (steps or 0)
+        settings = read_record(self.out).settings  # None: a model that was imported
+        return settings is None or known[-1][0] >= settings.steps
 
     def words(self) -> list[str]:
         """What one would type after `nanoeuler`; the stages before it must have ended."""
@@ -57,7 +57,7 @@ class Stage(NamedTuple):
 
 # %% sec-road-sizes
 class Size(NamedTuple):
-    """A size of `all`: its model, and how its three runs differ from what they do unasked."""
+    """A size of `all`: its model, and the flags that each of its three runs gets."""
 
     preset: str
     sizes: dict[str, int]
@@ -67,7 +67,7 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    # Forty steps of seventy thousand parameters: nothing is learned, all is seen.
+    # Forty steps of seventy thousand parameters: little is learned, all is seen.
     "try": Size("small", {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "context": 128,
                           "vocab_size": 300},
                 {"steps": 40, "batch_size": 8}, {"steps": 20, "batch_size": 4},
@@ -100,7 +100,10 @@ def stages(
     if size.prefer is not None:
         runs.append(Stage("prefer", ["--data", comparisons, *as_flags(size.prefer)], last, chat))
     how = as_flags({name: value for name, value in shared.items() if name == "engine"})
-    return runs + [Stage("eval", [str(run), "--data", data, *how]) for run in (base, runs[-1].out)]
+    own = base / "data"  # what train makes of a file; of that, eval judges the held-out part alone
+    own_text = Path(data).is_file() and (own.is_dir() or not runs[0].ended())
+    text = str(own) if own_text else data
+    return runs + [Stage("eval", [str(run), "--data", text, *how]) for run in (base, runs[-1].out)]
 
 
 # %% sec-road-forecast
@@ -121,6 +124,7 @@ def forecast(size: Size, engine: str, ranks: int) -> Iterator[tuple[str, float, 
     from nanoeuler.training.run import Settings
     from nanoeuler.training.sft import FINETUNING
 
+    # --layers is the field n_layers
     fields = {flags.FIELDS.get(name, name): value for name, value in size.sizes.items()}
     config = resized(PRESETS[size.preset], **fields)
     on_a_card = engine in GPU_ENGINES
@@ -150,7 +154,7 @@ def summary(stages: list[Stage], size: Size, engine: str, ranks: int) -> str:
     from nanoeuler.planning.plan import duration
 
     where = "an H200" if engine in GPU_ENGINES else "this processor"
-    where += f", each of {ranks}" if ranks > 1 else ""
+    where += f", for each of {ranks} ranks" if ranks > 1 else ""
     lines = [f"{size.preset} by the engine {engine}; estimated for {where}:"]
     for stage, (name, seconds, memory) in zip(stages, forecast(size, engine, ranks), strict=False):
         took = "done" if stage.ended() else f"about {duration(seconds)}"
@@ -229,7 +233,7 @@ def run_pipeline(
     app = call.find_root().command
 
     def run(words: list[str]) -> int:
-        # as the program calls it: _run in main.py
+        # as main.py does; obj: the words with which --ranks starts the other processes
         return app(words, prog_name="nanoeuler", standalone_mode=False, obj=words) or 0
 
     run_stages(every, run)

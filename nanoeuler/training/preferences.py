@@ -4,7 +4,7 @@
 # %% sec-prefer-couples
 """Preferences: two answers to a question, and the loss that moves a model to the better one.
 
-Direct preference optimization (DPO). Leaves out the run (prefer.py), and rewards of other kinds.
+Direct preference optimization (DPO). Leaves out the run (dpo.py), and rewards of other kinds.
 
 B texts, n comparisons (B = 2 n: rows 2 i and 2 i + 1 hold the chosen and the rejected answer of
 comparison i), T positions, C channels, K predicted tokens.

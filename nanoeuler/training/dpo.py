@@ -91,7 +91,7 @@ def _waves(count: int, many: int) -> list[list[slice]]:
 class PreferenceStepper:
     """The steps of a run on the cores, and likelihoods; `reference` stays as it is.
 
-    threads: at most so many, None: as many as there are cores, and never more than that.
+    threads: at most so many, and never more than there are cores, which is what None means.
     `make_engine` makes an engine for each thread that finds something to do.
     """
 
@@ -254,7 +254,7 @@ def _take_steps(
                 return
 
 
-# Measured on the small preset, chapter 17; as any rate, by the width.
+# Chosen, not measured: a third of `sft.LEARNING_RATE`. For wide models `optim.rate_for` lowers it.
 LEARNING_RATE = 3e-4
 # Four thousand comparisons, some minutes on two cores.
 PREFERRING = Settings(steps=250, weight_decay=0.0)
@@ -283,7 +283,7 @@ def _compared(
 
 
 def halves(pairs: Sequence[Pair]) -> tuple[list[Preference], list[Preference]]:
-    """Couples to learn from and couples held out: of the pairs that `sft.finetune` holds out."""
+    """Couples to learn from, and others of the last pairs, which `sft.finetune` holds out, too."""
     at = int(len(pairs) * TRAIN_SHARE)
     return couples(pairs[:at]), couples(pairs[at:])
 
@@ -296,11 +296,12 @@ def prefer(
     """Move the model `base` towards the better answers, into the directory `out`.
 
     base stays as it is, and is the reference: a run directory, or a model's parts. `compared`:
-    comparisons to learn from, and others that judge. settings None: PREFERRING; a learning rate
-    left open is LEARNING_RATE by `optim.rate_for`. With `resume` the run in `out` goes on, with the
-    same base, comparisons, beta and anchor. `options` are those of `loop.Execution`, without sample
-    and on_estimate; engine: one of those for a CPU, by default cpu. `on_step(line)` gets step 0,
-    too. UserError for what is wrong, and as `train.open_run` raises it.
+    comparisons to learn from, and others that judge. Without settings they are PREFERRING, and
+    settings that leave the learning rate open get LEARNING_RATE by `optim.rate_for`. With `resume`
+    the run in `out` goes on, with the same base, comparisons, beta and anchor. `options` are those
+    of `loop.Execution`, without sample and on_estimate; engine: one of those for a CPU, by default
+    cpu. `on_step(line)` gets step 0, too. UserError for what is wrong, and as `train.open_run`
+    raises it.
     """
     _check(beta, anchor)
     make_engine = engine_factory(options.setdefault("engine", "cpu"))

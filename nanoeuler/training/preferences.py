@@ -4,7 +4,7 @@
 # %% sec-prefer-couples
 """Preferences: two answers to a question, and the loss that moves a model to the better one.
 
-Direct preference optimization (DPO). Leaves out the run (prefer.py), and rewards of other kinds.
+Direct preference optimization (DPO). Leaves out the run (dpo.py), and rewards of other kinds.
 
 B texts, n comparisons (B = 2 n: rows 2 i and 2 i + 1 hold the chosen and the rejected answer of
 comparison i), T positions, C channels, K predicted tokens.
@@ -87,7 +87,8 @@ def as_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """tokens (B, T) and targets (B, T, K), int32, of texts: (ids, counted) of each.
 
-    T is one less than the longest has ids. Targets are those of head 0 that count, else IGNORE.
+    T is one less than the number of ids of the longest text. Targets are those of head 0 that
+    count, else IGNORE.
     """
     longest = max(len(ids) for ids, _ in texts) - 1
     tokens = np.full((len(texts), longest), filling, np.int32)
@@ -99,7 +100,7 @@ def as_rows(
 
 
 class Comparisons(Conversations):
-    """Comparisons as batches, whose order is that of `Conversations`: of seed and step.
+    """Comparisons as batches, in the order of `Conversations`, which seed and step decide.
 
     `kept` are those of which both texts fit the context + 1; `left_out` counts the others.
     UserError if none is kept.
@@ -213,9 +214,9 @@ def margins(log_p: np.ndarray, reference: np.ndarray) -> np.ndarray:
 def pulls(
     log_p: np.ndarray, reference: np.ndarray, beta: float, anchor: float, total: int
 ) -> np.ndarray:
-    """The pulls (2 n,) of the answers of n comparisons, of `total` over which the loss is a mean.
+    """The pulls (2 n,) of the answers of n comparisons out of a batch of `total`.
 
-    Equations eq-prefer-weights and eq-prefer-anchor.
+    The loss is the batch's mean. Equations eq-prefer-weights and eq-prefer-anchor.
     """
     c = dpo(margins(log_p, reference), beta)[1]
     return np.stack([c + anchor, -c], axis=1).ravel() / total

@@ -21,7 +21,7 @@ from nanoeuler.model.weights import Weights
 from nanoeuler.tokenizer.chat_template import end_of, messages_of, prompt, template_of
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
-TEMPERATURE = 0.5  # below that of `generate`: of an answer one expects the likely
+TEMPERATURE = 0.5  # below that of `generate`: an answer should be a likely one
 TOKENS = 1024  # of an answer at most, some 700 words: what goes on longer is mostly a loop
 
 
@@ -34,10 +34,10 @@ class Turn(NamedTuple):
 
 
 class Memory:
-    """What was said, and how much of it a model of this context has before it at a question.
+    """What was said, and how much of it a model of this context sees at a question.
 
-    `turns` is all of it, the newest `kept` of which it had before it at the last question; `system`
-    is read before everything else.
+    `turns`: all that was said; at the last question the model saw the newest `kept` of them.
+    `system`: the message that it reads before everything else.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: int):
@@ -56,9 +56,11 @@ class Memory:
         self.system, self.first = system, ids
 
     def sees(self, question: str) -> tuple[list[int], list[int]]:
-        """What it has before it for an answer: ids it remembers, the question's. UserError if long.
+        """The ids that an answer will follow: those remembered, and those of the question.
+
+        UserError if the question is too long.
         """
-        if self.tokenizer.template:
+        if self.tokenizer.template:  # the model came with its own template: see below
             return self._rendered(question)
         ids = prompt(self.tokenizer, question)
         room = self.context // 2 - len(self.first)
@@ -95,19 +97,20 @@ class Memory:
 
 # %% sec-chat-loop
 class ChatOptions(SamplingOptions, total=False):
-    """Options of a conversation: the `SamplingOptions`, a system message, and which reader."""
+    """Options of `Model.chat` (appendix F): `SamplingOptions`, a system message, which reader."""
 
     system: str  # a message that is read before all questions
     tokens: int  # of an answer at most
     engine: str  # as `make_reader` has it
-    quantize: str  # none; int8, int4: matrices in less memory, with an error
+    quantize: str  # none; int8, int4: matrices in less memory, less exact
 
 
 class Chat:
     """A conversation with a model: `reply` is the next answer, `memory` what was said.
 
-    `sampling` goes to `generate`: temperature, top_k, top_p ... The same questions get the same
-    answers for the same seed. UserError for a wrong option, seed or engine, and as `Memory` has it.
+    `sampling`: `tokens` as in `change`, and options of `generate`: temperature, top_k, top_p ...
+    The same questions get the same answers for the same seed. UserError for a wrong option, seed or
+    engine, and as `Memory` has it.
     """
 
     def __init__(
@@ -144,7 +147,7 @@ class Chat:
     def _hold(self, ids):
         """Let the decoder hold `ids`. What it holds of their beginning is not read again."""
         held = self.decoder.tokens
-        differs = (i for i, pair in enumerate(zip(held, ids, strict=False)) if len({*pair}) > 1)
+        differs = (i for i, (a, b) in enumerate(zip(held, ids, strict=False)) if a != b)
         same = next(differs, min(len(held), len(ids)))
         self.decoder.forget(len(held) - same)
         if ids[same:]:
@@ -153,7 +156,8 @@ class Chat:
     def reply(self, question: str) -> Iterator[str]:
         """Yield the answer piece by piece. UserError as `Memory.sees` has it.
 
-        With its last piece it becomes a turn, or when it is closed before: as far as it has come.
+        With its last piece the answer becomes a turn. If the generator is closed before, the part
+        answered so far does.
         """
         before, ids = self.memory.sees(question)
         self.asked += 1

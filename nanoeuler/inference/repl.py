@@ -19,11 +19,11 @@ from nanoeuler.errors import UserError
 from nanoeuler.inference.chat import Chat
 from nanoeuler.model.config import ModelConfig, count_parameters
 
-# What /help prints; its words are those of WORDS, as a test has it.
+# What /help prints. A test checks that its commands are those of WORDS.
 HELP = """\
 /reset            forget what was said; the system message stays
 /system TEXT      what the model reads before everything else; without TEXT nothing
-/temperature X    how boldly it answers, 0: as is likeliest; without X say what it is
+/temperature X    how boldly it answers, 0: always the likeliest; without X it is shown
 /save FILE        write the conversation into a new file, as a line of JSON
 /help             these lines
 A question that begins with / is written with two: //like this.
@@ -71,9 +71,9 @@ WORDS: dict[str, Callable[[Chat, str], str]] = {
 
 
 def answers(chat: Chat, line: str) -> Iterator[str]:
-    """What is said to a line, piece by piece: an answer, or what a word of WORDS has done.
+    """What is said to a line, piece by piece: an answer, or what a command of WORDS has done.
 
-    UserError for a word that is none or that is used wrongly, and as `Chat.reply` has it.
+    UserError for an unknown command or one used wrongly, and as `Chat.reply` has it.
     """
     if not line.startswith("/") or line.startswith("//"):
         yield from chat.reply(line.removeprefix("/"))
@@ -81,7 +81,8 @@ def answers(chat: Chat, line: str) -> Iterator[str]:
     word, _, rest = line.partition(" ")
     if word not in WORDS:
         known = " ".join(WORDS)
-        raise UserError(f"expected one of {known}, got {word:.60}: a question has two slashes")
+        raise UserError(f"expected one of {known}, got {word:.60}: "
+                        "begin a question that starts with / with //")  # fmt: skip
     yield WORDS[word](chat, rest.strip())
 
 
@@ -121,7 +122,7 @@ def converse(
 # %% sec-conversation-terminal
 def typed() -> Iterator[str]:
     """Lines that somebody types at the terminal, until Ctrl-D or until Ctrl-C is pressed twice."""
-    with contextlib.suppress(ImportError):  # where it is: arrow keys, and lines typed before
+    with contextlib.suppress(ImportError):  # where there is one: arrow keys, and earlier lines
         import readline  # noqa: F401
     mark, warned = "> " if sys.stdout.isatty() else "", False
     while True:

@@ -45,7 +45,7 @@ def split_words(text: str) -> list[bytes]:
 
 # %% sec-tokenizer-incremental
 def train_incremental(words: dict[bytes, int], wanted: int) -> list[tuple[int, int]]:
-    """The first `wanted` merges of `words`: from a word (bytes or a tuple of ids) to its count.
+    """The first `wanted` merges of `words`: from a word, in bytes, to its count.
 
     Fewer if no pair is left. Equation eq-tokenizer-update.
     """
@@ -73,7 +73,7 @@ def train_incremental(words: dict[bytes, int], wanted: int) -> list[tuple[int, i
             lines[w] = merged(lines[w], best, new)
             for pair in pairwise(lines[w]):
                 counts[pair] += times[w]
-                if new in pair:  # `best` has no `new`: the set we loop over stays
+                if new in pair:  # `best` has no `new`, so places[best] stays
                     places[pair].add(w)
                     born.add(pair)
         for pair in born:  # all others can only have lost: their entries are large enough
@@ -89,7 +89,7 @@ def encode_word(
     ids = list(word)
     while len(ids) > 1:
         best = min(pairwise(ids), key=lambda pair: number.get(pair, len(number)))
-        if best not in number:  # unknown pairs count as last: all are unknown
+        if best not in number:  # unknown pairs come last: if one wins, all are
             break
         ids = merged(ids, best, 256 + number[best])
     return ids

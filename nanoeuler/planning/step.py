@@ -47,8 +47,9 @@ H200 = Speeds(
 )  # fmt: skip
 # How often a launch moves the bytes that `nbytes` counts, where it is not once. AdamW reads and
 # writes all but the gradient: 28 bytes of 16. Cross-entropy reads logits twice and writes them,
-# partly from the L2 cache: measured. RoPE reads and writes 16 heads of 20; norms of heads move 16
-# three times, of 20 + 16. The clears and sums name a long buffer and touch little of it.
+# partly from the L2 cache: measured. Of euler-116m's 20 heads RoPE reads and writes 16; norms of
+# heads move 16 three times, where 20 + 16 are counted. The clears and sums name a long buffer and
+# touch little of it.
 PASSES = {
     "AdamW": 28 / 16, "cross-entropy": 2.3, "rope": 1.6, "rope backward": 1.6, "clear": 0.0,
     "sums of norms": 0.1, "norm of heads": 4 / 3, "norm of heads, backward": 4 / 3,
@@ -181,7 +182,7 @@ def bytes_in_parts(
 
 
 def parts_for(batch_size: int, size: Callable[[int], int], room: float) -> int | None:
-    """The least of 2, 4, ... parts of a batch, a sequence each at most, that take so many bytes."""
+    """The fewest of 2, 4, ... parts of a batch, one a sequence at most, that fit `room` bytes."""
     parts = 1
     while parts < batch_size:
         parts = min(2 * parts, batch_size)

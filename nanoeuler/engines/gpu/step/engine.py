@@ -49,9 +49,10 @@ from nanoeuler.model.integrators import INTEGRATORS
 from nanoeuler.model.layers import LAYERNORM_EPS, RMSNORM_EPS, Angles, rope_tables
 from nanoeuler.model.weights import Block
 
-# Rows whose logits are held at a time. Each part adds to the gradient of the output matrix, which
-# is read and written for it: 2048 rows of gpt2-124m took 0.25 ms, of which 0.07 for that.
-# LOSS_BYTES: fewer rows if these took more: from 131,073 bf16 logits a row, which no preset has.
+# Rows whose logits are held at a time. With each such part, a product adds to the gradient of the
+# output matrix, which it reads and writes: with 2048 rows of gpt2-124m the product takes 0.25 ms,
+# of which these 2 x 154 MB take 0.07. LOSS_BYTES: a part has fewer rows if 4096 took more, which
+# begins at 131,073 bf16 logits a row; no preset has them. LOSS_UNIT: rows are a multiple of it.
 LOSS_ROWS, LOSS_BYTES, LOSS_UNIT = 4096, 1 << 30, 256
 # Hidden channels come in multiples of it where a product stores gates (`wgmma_launch.sizes`).
 GATES = 64
@@ -59,7 +60,7 @@ GATES = 64
 # the square of them, and the norms' kernels with the columns: 0.5 % of llama-1b's step.
 WIDE = 2048
 LOGITS = "logits"  # the memory for those with padding: zero before the first step
-PITCH = 64  # columns: a row of one head's logits is a multiple of it long
+PITCH = 64  # a row's logits of one predicted token, with padding, are a multiple of it
 PARTIALS = "partials"  # the memory of partial sums that are reduced at the end of the backward pass
 
 SUPPORTS = {
@@ -78,9 +79,9 @@ class PackedRows(NamedTuple):
 
     documents: two arrays (B, T), of the keys that are seen. places (B, T): each position from its
     text's beginning; plan: the scatter plan of these. Both only where positions are learned, plan
-    only where there is a way back. pairs: how many (query, key) a row counts in FLOPs, as
-    if it held one text; None: all up to the query's own. windows: the documents of layers with each
-    window, where several texts are in a row.
+    only where there is a way back. pairs: of a query and a key, for which a row's FLOPs count, as
+    if it held one text; None: each query with all keys up to its own. windows: the documents of
+    layers with each window, where several texts are in a row.
     """
 
     documents: Documents
@@ -144,7 +145,7 @@ class CudaEngine(Engine):
         self.stored: set[int] = set()
         self.fresh: set[int] = set()
         self.lendable: dict[int, list[tuple[str, int, int]]] = {}
-        self.lent: dict[int, list[tuple[str, int, int]]] = {}  # the same of those that do
+        self.lent: dict[int, list[tuple[str, int, int]]] = {}  # of blocks that lend now
         self.pending: norms_back.NormBackward | None = None
         # By where they belong: sums over rows that are not added yet, and their lines of a table.
         self.deferred: dict[tuple[str, int], tuple[Array, list]] = {}
@@ -162,7 +163,7 @@ class CudaEngine(Engine):
         return Array(COPIES, w.address // 2, w.shape, np.dtype(np.uint16), steps)
 
     def name_of(self, w: Array) -> str:
-        """What a matrix of weights is called: the last part of its name."""
+        """The name of a matrix of weights, such as block.0.wqkv."""
         return self.names.get((w.memory, w.address), "product")
 
     def defer_sums(self, count: int, outs: list[Array]) -> Array:
@@ -418,6 +419,7 @@ class CudaEngine(Engine):
         else:
             launch = float32_launch.forward_launch(*ends, self.precision.pieces, documents)
         if not self.bf16 or choice.family(self.capability, D) is mma_launch:
+            # Only so many heads at a time that their K and V fit into this part of L2 (appendix L).
             (launch,) = layout.in_cache(ends[0], ends[1], [launch], self.l2 * layout.FORWARD_PART)
         self.record("attention", launch, 4 * B * H * D * pairs(T, first))  # two products
         return y, (y, lse)
@@ -601,9 +603,10 @@ class CudaEngine(Engine):
     def first_keys(
         self, config: ModelConfig, B: int, T: int, first: PackedRows | None = None
     ) -> PackedRows | None:
-        """The first and last keys of each query, for the layer's window; None: all up to its own.
+        """The first key of each query and the last query of each key, for the layer's window.
 
-        In packed rows the window is in `first` already, since `fill_batch` writes it there.
+        None: a query sees all keys up to its own. In packed rows the window is in `first` already,
+        since `fill_batch` writes it there.
         """
         seen = first_keys(config, T)
         if first is not None and first.windows:
@@ -837,7 +840,7 @@ def rows_at_once(rows: int, size: int) -> int:
 def expect_sizes(config: ModelConfig) -> None:
     """UserError for a model with a matrix whose rows aren't dense multiples of 16 bytes of bf16.
 
-    Where several tokens are predicted, each one's logits are a matrix, with rows of PITCH columns.
+    Where several tokens are predicted, each one's logits have a multiple of PITCH columns.
     """
     wanted = {"dim": (config.dim, 8), "hidden": (config.hidden, 8)}
     if not config.tied:

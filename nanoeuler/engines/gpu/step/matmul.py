@@ -21,14 +21,16 @@ from nanoeuler.engines.gpu.gemm.mma_floats import choose_floats, floats_product,
 from nanoeuler.engines.gpu.lang.kernel import Launch
 from nanoeuler.engines.gpu.step.program import Array, Recording, Work
 
-SPACE = "space"  # workspace of split products; its first word is zero before the first step
+# Workspace of split products. Blocks that wait for each other count in its first word how many have
+# come, so that is zero before the first step.
+SPACE = "space"
 
 
 class Epilogue(NamedTuple):
     """What a product ends in, a name of `epilogue.EPILOGUES`, and what that needs.
 
-    aux: an array that it reads, second: one that it writes beside C, sums: where column sums are
-    added, rope: its tables, of the epilogue that ends in RoPE.
+    aux: an array that it reads; second: one that it writes beside C; sums: where column sums are
+    added; rope: the tables, for an epilogue that ends in RoPE.
     """
 
     name: str = "store"
@@ -52,7 +54,7 @@ def untransposed(a: Array) -> Array:
 
 
 class Multiplier:
-    """Records products. What has to wait does so in one workspace, of all of them.
+    """Records products. Partial sums wait in one workspace, which all products share.
 
     words: which GEMM backend this is, for a line of a run's plan. fused: whether a product can end
     in an activation function or its backward, in a second array, in column sums. turned: the widths
@@ -98,7 +100,7 @@ class Multiplier:
                 place=lambda need: self.recording.whole(SPACE, (need,), np.uint8),
                 blocks=self.multiprocessors,
             )  # fmt: skip
-        if layout[0] == "T" and m % 8:  # up to 7 neighbours, whose products nobody reads
+        if layout[0] == "T" and m % 8:  # up to 7 columns of what lies next: split, not multiplied
             a = replace(a, shape=(k, eights(m)))
         shapes = split_shapes(layout, m, n, k, self.pieces, blocks=self.multiprocessors)
         cut = [self.recording.take(shape, np.uint16) for shape in shapes]

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 DTYPES = {"bf16": np.uint16, "float32": np.float32}  # as what a kind is stored: NumPy lacks bf16
-# Memories: what is read in float32, and with it the masters, if they are not in halves; their bf16
-# copy; and the lower halves that the copies lack (11c).
+# Memories. WEIGHTS: masters in float32; where masters are in halves (11c), only what kernels read
+# in float32. COPIES: bf16, the upper halves if there are halves. LOWER: the lower ones.
 WEIGHTS, COPIES, LOWER = "weights", "copies", "lower halves"
 
 
@@ -20,7 +20,7 @@ class Precision(NamedTuple):
     pieces: of float32, how many of its pieces of bf16 are multiplied. fused_rope: whether the
     product that makes heads ends in RoPE, which rounds once, if the card can; else a kernel of its
     own.
-    kept: bytes that the inputs n of all sublayers may take and be kept; else each is made again.
+    kept: bytes. If the inputs n of all sublayers take more, none is kept, and each is made again.
     recompute: whether only each block's input is kept, and the backward pass runs it again.
     """
 
@@ -29,7 +29,7 @@ class Precision(NamedTuple):
     gradient: str = "float32"
     pieces: int = 1
     fused_rope: bool = True
-    kept: int = 2 << 30  # enough for 64 sequences of euler-116m, and a 65th of an H200's memory
+    kept: int = 2 << 30  # enough for 64 sequences of euler-116m; 1.5 % of an H200's memory
     recompute: bool = False
 
 

@@ -190,7 +190,7 @@ class Recording:
         self.spans: dict[int, int] = {}  # what is lent: bytes, by where they begin
 
     def whole(self, memory: str, shape: tuple[int, ...], dtype: Any) -> Array:
-        """The memory of this name as one array; it exists outside of the program, or grows."""
+        """The whole memory of this name as one array; the largest that is asked for is its size."""
         kind = np.dtype(dtype)
         made = Array(memory, 0, tuple(shape), kind, dense(shape, kind.itemsize))
         self.program.sizes[memory] = max(self.program.sizes.get(memory, 0), made.nbytes)
@@ -272,7 +272,7 @@ class Excerpt:
     def __getitem__(self, part: slice) -> Array:
         """The elements from start to stop."""
         end = self.kept.shape[0]
-        for start, stop in reversed(self.spans):
+        for start, stop in reversed(self.spans):  # spans may overlap: the last that holds it
             end -= stop - start
             if start <= part.start and part.stop <= stop:
                 return self.kept[end + part.start - start : end + part.stop - start]

@@ -4,8 +4,9 @@
 # %% sec-step-step
 """A training step, and a judgement of the model, as recorded programs: nothing here runs.
 
-The step: gradients of norms, biases and tables to zero; forward and backward for each piece of the
-batch; the norm of all gradients; AdamW. Left out: running it (stepper.py), schedules.
+The step: gradients that are only added to (products' biases, tables that are only looked up) to
+zero; forward and backward for each piece of the batch; the norm of all gradients; AdamW. Left out:
+running it (stepper.py), schedules.
 
 B batch, T positions, V vocabulary, K predicted tokens, N elements of a model's flat buffer.
 """

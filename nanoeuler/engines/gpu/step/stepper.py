@@ -211,7 +211,8 @@ class CudaStepper(Stepper):
         (number, this), self.in_flight = self.in_flight, None
         results = this.outbox.read()
         sums = results["sums"][:, : self.weights.config.n_predict]
-        return [Taken(number, sums.sum(axis=0, dtype=np.float64), float(results["decision"][5]))]
+        norm = float(results["decision"][5])  # its fields: `gradient_norm.decide`
+        return [Taken(number, sums.sum(axis=0, dtype=np.float64), norm)]
 
     def step(
         self, tokens: np.ndarray, targets: np.ndarray, lr: float, number: int,

@@ -74,8 +74,8 @@ SIZES = {
                 {"steps": 40, "batch_size": 8}, {"steps": 20, "batch_size": 4},
                 {"steps": 4, "batch_size": 4}),
     "laptop": Size("small-modern", {}, {}, {}, {}),
-    # The runs of chapter 9a: train's 2,000 steps read its 25 books eight and a half times, and sft's
-    # 220 read its 4,410 pairs (--pairs) about two and a half times.
+    # The runs of chapter 9a: train's 2,000 steps read the 25 books eight and a half times, sft's
+    # 220 steps read the 4,410 pairs (given by --pairs) about two and a half times.
     "gpu": Size("euler-116m", {},
                 {"steps": 2000, "batch_size": 64, "warmup": 200, "weight_decay": 4.0},
                 {"steps": 220, "batch_size": 16, "warmup": 30}, None),
@@ -101,8 +101,8 @@ def stages(
     if size.prefer is not None:
         runs.append(Stage("prefer", ["--data", comparisons, *as_flags(size.prefer)], last, chat))
     how = as_flags({name: value for name, value in shared.items() if name == "engine"})
-    # train keeps a file as base/data, of which eval judges the held-out part. A base that was
-    # imported has ended without base/data. It has never read the file, which is then judged whole.
+    # train keeps a file in base/data, and eval judges the held-out part of that. An imported base
+    # has no base/data, though its stage has ended. It never read the file: eval judges all of it.
     own = base / "data"
     kept = own.is_dir() or not runs[0].ended()
     text = str(own) if Path(data).is_file() and kept else data

@@ -174,7 +174,7 @@ def test_there_is_no_other_figure():
     lines = [line for line in after.split("\n") if line.startswith("- ")]
     assert len(lines) == len(FIGURES), "a line has no row"
     prose = before + "\n".join(line for line in after.split("\n") if not line.startswith("- "))
-    bits, *_ = measured("pipeline", "main job", "base: held-out text", "cpu", None)
+    bits, *_ = measured("pipeline", "main job", "runs/base: held-out text", "cpu", None)
     assert re.findall(r"\d+\.\d+|\d+ %", prose) == [f"{bits:.3f}"]
 
 

@@ -42,7 +42,8 @@ class Stage(NamedTuple):
 
         if self.out is None or not (known := checkpoints(self.out)):
             return False
-        settings = read_record(self.out).settings  # None: a model that was imported
+        # A model that was imported (part VI) has no settings: nothing is left to train.
+        settings = read_record(self.out).settings
         return settings is None or known[-1][0] >= settings.steps
 
     def words(self) -> list[str]:
@@ -67,14 +68,14 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    # Forty steps of seventy thousand parameters: little is learned, all is seen.
+    # Forty steps on a model of seventy thousand parameters: it learns little, but all stages run.
     "try": Size("small", {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "context": 128,
                           "vocab_size": 300},
                 {"steps": 40, "batch_size": 8}, {"steps": 20, "batch_size": 4},
                 {"steps": 4, "batch_size": 4}),
     "laptop": Size("small-modern", {}, {}, {}, {}),
-    # The runs of chapter 9a: 2,000 steps read its 25 books eight and a half times, and 220 are for
-    # the 4,410 pairs that it trains on (--pairs).
+    # The runs of chapter 9a: train's 2,000 steps read the 25 books eight and a half times, sft's
+    # 220 steps read the 4,410 pairs (given by --pairs) about two and a half times.
     "gpu": Size("euler-116m", {},
                 {"steps": 2000, "batch_size": 64, "warmup": 200, "weight_decay": 4.0},
                 {"steps": 220, "batch_size": 16, "warmup": 30}, None),
@@ -100,9 +101,11 @@ def stages(
     if size.prefer is not None:
         runs.append(Stage("prefer", ["--data", comparisons, *as_flags(size.prefer)], last, chat))
     how = as_flags({name: value for name, value in shared.items() if name == "engine"})
-    own = base / "data"  # what train makes of a file; of that, eval judges the held-out part alone
-    own_text = Path(data).is_file() and (own.is_dir() or not runs[0].ended())
-    text = str(own) if own_text else data
+    # train keeps a file in base/data, and eval judges the held-out part of that. An imported base
+    # has no base/data, though its stage has ended. It never read the file: eval judges all of it.
+    own = base / "data"
+    kept = own.is_dir() or not runs[0].ended()
+    text = str(own) if Path(data).is_file() and kept else data
     return runs + [Stage("eval", [str(run), "--data", text, *how]) for run in (base, runs[-1].out)]
 
 
@@ -233,7 +236,7 @@ def run_pipeline(
     app = call.find_root().command
 
     def run(words: list[str]) -> int:
-        # as main.py does; obj: the words with which --ranks starts the other processes
+        # as main.py does; with --ranks, the other processes are started with the words in obj
         return app(words, prog_name="nanoeuler", standalone_mode=False, obj=words) or 0
 
     run_stages(every, run)

@@ -46,8 +46,8 @@ def job(folder: Path) -> None:
         rows.append((f"nanoeuler {line}", seconds(folder, line, stdin), "s"))
     for run, text in (("base", "held-out text"), ("chat", "held-out answers")):
         last = last_metrics(folder / "runs" / run)
-        rows += [(f"{run}: steps", last["step"], "steps"),
-                 (f"{run}: {text}", round(last["bits_per_byte"], 3), "bits/byte")]
+        rows += [(f"runs/{run}: steps", last["step"], "steps"),
+                 (f"runs/{run}: {text}", round(last["bits_per_byte"], 3), "bits/byte")]
     measurements.update("pipeline", [
         measurements.row("main job", case, "cpu", value, unit) for case, value, unit in rows
     ])

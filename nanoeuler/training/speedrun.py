@@ -244,7 +244,7 @@ def speedrun(
     data: Path, recipe: Recipe, clock: Clock, *, engine: str = "cuda", out: Path | None = None,
     threads: int | None = None, say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train by the recipe until `clock` is over, and judge: the record, without idea and prediction.
+    """Train by the recipe until `clock` is over, and judge: the record, less idea and prediction.
 
     out: where the model is written then; None: nowhere. UserError: no GPU, bad data, a bad recipe,
     an `out` that's in use, a step that isn't finite, or too little time for a step.

@@ -30,7 +30,7 @@ def process_age(stat: str | None = None, now: float | None = None) -> float | No
 
 
 class Clock:
-    """Seconds since the start of the process, of `budget` seconds; called, it says how many.
+    """Counts the seconds since the process started, against `budget`; call it for the count.
 
     source: "process" if the system told the start; if it doesn't, "processor time", the seconds
     that the process has computed so far, which leave out its waiting; "given" if `age` was.

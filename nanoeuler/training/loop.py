@@ -1,7 +1,7 @@
 # Made from book/e-a-run-that-survives.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-train-best
+# %% sec-train-full
 """The training loop: steps with metrics, validations, saves, signals and a check of memory.
 
 Leaves out how a step is computed (a stepper does), and how a run is opened (train.py).
@@ -314,7 +314,7 @@ class _Fit:
             self.display.say(self.sample())
 
 
-# %% sec-train-best
+# %% sec-train-full
 def _note_program(out, run: Run, engine: str) -> None:
     """Note in `run` the program that continues it; if that has changed, say so on stderr."""
     before, now = run.program, {**program(), "engine": engine}

@@ -37,8 +37,9 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {  # fields of ModelConfig, and 
         "settings": {"batch_size": 64, "lr": 1e-3, "warmup": 300, "weight_decay": 0.2,
                      "beta2": 0.98},
     },
-    # The best at half the width: tests/bench/recipes.py, data/trained/recipes.json. decay: a matrix
-    # with a rate of 0.02 forgets in 1 / (0.02 x 0.03) steps, 1,667, a third of a run of 4,900.
+    # Among the best at half the width (data/trained/recipes.json); 13b says why this one. decay:
+    # matrices have a rate of 0.02 by default (9b), so they forget in 1 / (0.02 x 0.03) = 1,667
+    # steps, a third of our first run's 4,874.
     "muon": {
         "model": {"n_predict": 1, "qk_norm": True},
         "settings": {"batch_size": 64, "optimizer": "muon", "warmup": 300, "weight_decay": 0.03,
@@ -94,12 +95,13 @@ def _replaced(base, values, name):
     return dataclasses.replace(base, **values)
 
 
-SETTLED = 10  # steps before the pace is taken: memory is touched, clocks rise, caches fill
+SETTLED = 10  # steps without a pace: memory is touched, clocks rise from idle, caches fill
 # The first pace is a mean over at least so many steps and this share of the time.
 MEASURED, SHARE = 20, 0.01
 # Where a plan is corrected, as shares of its steps, and whether the model is judged there.
 LOOKS = (0.25, True), (0.5, True), (0.75, True), (0.95, False)
-# A run that ends so many seconds late doesn't count. It's late if its first step takes too long.
+# A run that ends more than so many seconds late is refused. The first steps can make it so late:
+# they are taken before a pace is known. Each later one is taken only if it should end in time.
 LATE = 1.0
 RESERVE = 0.25  # seconds that a plan leaves: 1.7 % of the last twentieth, 15 s
 
@@ -118,7 +120,7 @@ class Race:
         self.batches, self.held_out = Prefetcher(sides[0]), sides[1]
         self.plan = Plan(run.settings.lr, run.settings.warmup)
         self.first, self.lines, self.rates, self.looks = 0.0, [], {}, [*LOOKS]
-        self.pace, self.mark = 0.0, (0.0, 0)  # seconds a step; since when, and after which step
+        self.pace, self.mark = 0.0, (0.0, 0)  # seconds a step; time and step it's measured from
 
     def note(self, known: list[Taken]) -> None:
         """What has become known. UserError for a step whose loss or gradient isn't finite."""
@@ -242,7 +244,7 @@ def speedrun(
     data: Path, recipe: Recipe, clock: Clock, *, engine: str = "cuda", out: Path | None = None,
     threads: int | None = None, say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train by the recipe until `clock` is over, and judge: the record, but for its idea.
+    """Train by the recipe until `clock` is over, and judge: the record, less idea and prediction.
 
     out: where the model is written then; None: nowhere. UserError: no GPU, bad data, a bad recipe,
     an `out` that's in use, a step that isn't finite, or too little time for a step.

@@ -4,6 +4,7 @@ A job is a string, and strings that differ are jobs that differ. `watch` starts 
 the jobs, and starts it anew for the rest where one took it along; that command calls `serve`.
 """
 
+import contextlib
 import json
 import queue
 import subprocess
@@ -68,8 +69,10 @@ def lines_of(child: subprocess.Popen, silence: float) -> Iterator[str]:
 def attempt(command: Sequence[str], jobs: list, tell: Callable, silence: float) -> dict:
     """Outcomes of as many of `jobs` as one child lives for; of none, if it never begins one."""
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    child.stdin.write(json.dumps(jobs))
-    child.stdin.close()
+    with contextlib.suppress(BrokenPipeError):  # where it has died already
+        child.stdin.write(json.dumps(jobs))
+    with contextlib.suppress(BrokenPipeError):
+        child.stdin.close()
     outcomes, current, end = {}, None, "ended"
     try:
         for line in lines_of(child, silence):

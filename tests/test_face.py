@@ -369,9 +369,9 @@ def test_a_gpu_judges_by_the_program_of_validation(monkeypatch, name, bound):
 
     bound: relative, of bits per byte: bf16 rounds by 2^-9, float32 in pieces by some 1e-7.
     """
-    config = ne.ModelConfig(vocab_size=260, dim=64, n_layers=1, n_heads=2, n_kv_heads=1, hidden=64,
+    config = ne.ModelConfig(vocab_size=264, dim=64, n_layers=1, n_heads=2, n_kv_heads=1, hidden=64,
                             context=16, n_predict=1)  # fmt: skip
-    tiny = ne.Model(config, ne.Tokenizer.train(b"", 260), initialise(config, seed=0))
+    tiny = ne.Model(config, ne.Tokenizer.train(STORY.read_bytes(), 264), initialise(config, seed=0))
     made = []
 
     def on_paper(engine, weights, optimizer, pieces=1, recompute=False):

@@ -636,7 +636,7 @@ def test_the_engine_cuda_trains_adapters_and_others_of_a_gpu_refuse(monkeypatch)
 
 def test_a_run_on_a_gpu_is_saved_and_goes_on_as_on_the_cpu(monkeypatch, tmp_path):
     """`sft --lora` by the engine cuda: the files, a resumed run, and the CPU's losses."""
-    config = replace(SMALL, dim=64, n_layers=1, hidden=64, context=24)
+    config = replace(SMALL, dim=64, n_layers=1, hidden=64, context=24, vocab_size=264)
     text = tmp_path / "text.txt"
     text.write_text("the number of the beast is a number. " * 30)
     train(text, tmp_path / "base", config=config, engine="reference",

@@ -70,7 +70,7 @@ class ModelConfig:
     norm: str = "rms"  # or layer
     position: str = "rope"  # or learned
     mlp: str = "swiglu"  # or gelu, gelu_exact, relu2
-    bias: bool = False  # whether linear maps and LayerNorm add one
+    bias: bool = False  # whether a block's linear maps and LayerNorm add one
     tied: bool = False  # whether the output matrix is the embedding, transposed
     integrator: str = "euler"  # how a layer's f becomes a step of the stream: INTEGRATORS
     step_size: float = 1.0  # h of that step
@@ -292,7 +292,7 @@ def count_parameters(config: ModelConfig) -> int:
 def first_keys(
     config: ModelConfig, T: int, first: np.ndarray | None = None
 ) -> np.ndarray | None:
-    """The first key that each of T queries sees, (T,) or (B, T) int32; None: key 0.
+    """The first key that each of T queries sees, (T,) or (B, T) int; None: key 0.
 
     first (B, T) or (T,) int, if given: where the texts of the positions begin. Of a config with a
     pattern of windows ask for each layer's own, `config.in_layer(i)`. Equation eq-attention-window.

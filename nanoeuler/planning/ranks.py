@@ -17,7 +17,8 @@ from nanoeuler.planning.counts import flops_per_token, memory
 from nanoeuler.planning.plan import DEVICES, UTILISATION
 
 # Bytes of a parameter: on every rank its copy in bf16, which is multiplied, and its gradient; on
-# the rank that updates it, its float32 master and two moments. Tables all read in float32.
+# the rank that updates it, its float32 master and two moments. Embedding tables are on every rank
+# in float32 as well, since look-ups read that.
 COPY, GRADIENT, OWNED, TABLE = 2, 4, 12, 4
 GPUS = 8  # of one machine, as NVIDIA's HGX boards have them
 BACKWARD = 2 / 3  # of a step's products: two for each of the forward pass
@@ -32,8 +33,9 @@ class Link(NamedTuple):
 
 
 # Within a machine: NVLink 4 has 450 GB/s each way (H200 datasheet: 900 for both). NCCL's all-reduce
-# between two H200s took 14 us for 1 MiB and 0.895 ms for 256: 12 us
-# a call and 300 GB/s say both, to 15 %. Each half is taken to be a call.
+# between two H200s took 14 us for 1 MiB and 0.895 ms for 256: 12 us a call and 300 GB/s say both,
+# to 15 %. Each message is taken to wait as long as such a call: R - 1 times in a half, too long
+# rather than too short.
 NVLINK = Link("NVLink", 300e9, 12e-6)
 # One adapter of 400 Gbit/s a GPU, taken to carry the same share of its rate.
 NETWORK = Link("400 Gbit/s", 2 / 3 * 50e9, 20e-6)
@@ -47,8 +49,8 @@ def link(ranks: int) -> Link:
 def half_seconds(size: float, ranks: int) -> float:
     """Of a reduce-scatter, or an all-gather, of `size` bytes. Equation eq-ranks-ring.
 
-    Between machines, messages that wait for each other are taken to grow with the logarithm of
-    their number, as in the trees that libraries use there.
+    Between machines, as many messages are taken to wait for each other as the logarithm (base 2) of
+    the number of machines, as in the trees that libraries use there.
     """
     waits = (min(ranks, GPUS) - 1) * NVLINK.latency_s
     waits += log2(max(1, ranks / GPUS)) * NETWORK.latency_s
@@ -103,13 +105,13 @@ class Estimate(NamedTuple):
     """A step of so many ranks, predicted; seconds and bytes of each."""
 
     products_s: float
-    exposed_s: float     # that nobody works: after the backward pass, and for the weights
+    exposed_s: float     # in which the card idles: after the pass, and while weights are gathered
     sent_bytes: float
-    state_bytes: float   # what is read and gradients, and the own part of what is updated
+    state_bytes: float   # copies, gradients, tables whole; masters, moments in part
 
     @property
     def efficiency(self) -> float:
-        """The tokens a second of a GPU, of those that it would make alone."""
+        """A GPU's tokens a second, as a share of those that it makes alone."""
         return self.products_s / (self.products_s + self.exposed_s)
 
 

@@ -123,7 +123,7 @@ def follow(group: Group) -> None:
             return
         try:
             if name == "make":
-                stepper = None  # its memory first
+                stepper = None  # frees its memory before the new one takes any
                 stepper = _made(group, *arguments)
             else:
                 getattr(stepper, name)(*arguments)

@@ -17,8 +17,8 @@ import numpy as np
 from nanoeuler.engines.sharding import HALVINGS
 from nanoeuler.errors import UserError
 
-# Of them each can sum a part of the shards (`parts`). A flat buffer, whose tensors are padded to 16
-# elements, can be cut for so many, too.
+# With so many ranks each still has a branch of the tree of shards to sum (`halved`). And a flat
+# buffer, whose tensors are padded to 16 elements, can be split into so many equal parts.
 MOST_RANKS = 2**HALVINGS
 
 
@@ -47,7 +47,7 @@ def added(parts: np.ndarray) -> np.ndarray:
 
 
 class Group(ABC):
-    """One rank's view of all. Each method but `abort` is called by every rank, in the same order.
+    """One rank's view of all. Every rank calls each method, but `abort` and `doom`, in one order.
 
     `local` of the ranks, this one among them, run on this machine. Buffers are flat, contiguous and
     of N elements, a multiple of `size`; each is worked on in place.
@@ -91,7 +91,7 @@ class Group(ABC):
         flat[mine] = added(np.stack([x[mine] for x in self.share(flat)]))
 
     def all_gather(self, flat: np.ndarray) -> None:
-        """Fill each part of `flat` with what the rank has there whose own it is."""
+        """Fill each part of `flat` from the rank that owns it."""
         mine = own(len(flat), self.rank, self.size)
         flat[...] = np.concatenate(self.share(flat[mine]))
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from nanoeuler.engines.ranks.group import Group, added, check_size, own
 
-# Elements that a rank takes in from each other at a time: 1 MiB, many times a message's latency.
+# Elements taken in from each rank at a time: 1 MiB takes many times as long as a message's latency.
 CHUNK = 1 << 18
 NAP = 5e-4  # seconds between two looks for a message: short beside a step, long beside a look
 HEARD = 1.0  # seconds that a launcher needs at most to pass on a line, before it ends all
@@ -76,7 +76,7 @@ class Mpi(Group):
             parts[self.rank, first : first + CHUNK] = added(received)
 
     def all_gather(self, flat: np.ndarray) -> None:
-        """Fill each part of `flat` with what the rank has there whose own it is, in place."""
+        """Fill each part of `flat` from the rank that owns it, in place."""
         self.comm.Allgather(self.mpi.IN_PLACE, flat)
 
     def gather(self, flat: np.ndarray) -> None:

@@ -51,7 +51,7 @@ class Dealt(Stepper):
     def parts_to_judge(
         self, tokens: Array, targets: Array, first: Array | None = None
     ) -> list[Part]:
-        """Each rank's part of a batch for `sums`, which may be empty."""
+        """Each rank's part of a batch for `sums`; a part may be empty."""
 
     def parts(self, tokens: Array, targets: Array, first: Array | None = None) -> list[Part]:
         """Each rank's part of a batch to train on; UserError where there is not one for each."""

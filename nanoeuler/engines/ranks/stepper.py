@@ -4,9 +4,9 @@
 # %% sec-ranks-step
 """A training step over ranks on processors: data parallelism, the optimizer's moments in parts.
 
-Leaves out graphics cards, and who calls the ranks together (`controller`). Each method is called by
-every rank, with the same arguments or with its own part of a batch; the results are those of one
-`CpuStepper`, to the last bit.
+Leaves out graphics cards, and who calls the ranks together (`controller`). Methods in which ranks
+exchange anything are called by every rank, with the same arguments or with its own part of a batch.
+The results are those of one `CpuStepper`, to the last bit.
 
 B batch, T positions, K predicted tokens, R ranks.
 """
@@ -91,7 +91,7 @@ class RankStepper(Dealt):
     def parts_to_judge(
         self, tokens: np.ndarray, targets: np.ndarray, first: np.ndarray | None = None
     ) -> list[Part]:
-        """A part for each rank of a batch for `sums`; the last ones may be empty."""
+        """A part for each rank of a batch for `sums`; some may be empty."""
         each = shares(tokens.shape, self.group.size)
         rows = [slice(some[0].start, some[-1].stop) if some else slice(0, 0) for some in each]
         return parts_of(rows, tokens, targets, first)

@@ -2,7 +2,7 @@
 
 
 # %% sec-ranks-group
-"""Ranks as threads of one process: for paper, and for tests. Nothing is faster by it."""
+"""Ranks as threads of one process: for this book, and for tests. Nothing is faster by it."""
 
 import copy
 import threading

@@ -41,12 +41,12 @@ def watch() -> None:
 def _watch(parent):
     pipe, files, above = os.environ.get(VARIABLE, ""), shared_memory(), select.poll()
     alone = False
-    if os.path.exists(pipe):  # and not on another machine
+    if os.path.exists(pipe):  # this rank is on the program's machine
         try:
             end = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
             os.write(end, "".join(f"{file}\n" for file in files).encode())
             above.register(end, 0)  # for errors alone: its reader has died
-        except OSError:  # it has none any more
+        except OSError:  # no reader: the program has died already
             alone = True
     while not alone:
         alone = above.poll(1000 * LOOK) or os.getppid() != parent

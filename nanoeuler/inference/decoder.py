@@ -68,7 +68,7 @@ class KeyValues:
     def __init__(self, config: ModelConfig, dtype: np.typing.DTypeLike):
         shape = config.n_kv_heads, config.context, config.head_dim
         self.keys, self.values = np.zeros(shape, dtype), np.zeros(shape, dtype)
-        begins = np.zeros(config.context, np.int32)  # where each position's text begins: at 0
+        begins = np.zeros(config.context, np.int32)  # one text, which begins at position 0
         self.first = first_keys(config, config.context, begins)  # the first key of each position
 
     def attention(self, heads: np.ndarray, n_kv: int, start: int) -> np.ndarray:
@@ -83,7 +83,7 @@ class KeyValues:
         self.keys[:, new] = heads[0, :, H : H + n_kv].swapaxes(0, 1)
         self.values[:, new] = heads[0, :, H + n_kv :].swapaxes(0, 1)
         first = self.first[new]
-        held = slice(first[0], new.stop)  # no query sees an older key
+        held = slice(first[0], new.stop)  # `first` never decreases: nobody sees older keys
         seen = self.keys[:, held], self.values[:, held], first - first[0]
         return newest_attention(heads[0, :, :H], *seen)[None]
 
@@ -142,10 +142,10 @@ class EngineReader:
             if len(ids):
                 tokens = np.array([ids])
                 self.engine.begin()
-                n, _ = stream(  # n (1, T, C): the residual stream after its last norm
+                normed, _ = stream(  # (1, T, C): the residual stream after its last norm
                     self.engine, self.config, self.weights, tokens, start, self.caches[i]
                 )
-                logits[i] = linear(n[0, -rows:], output).reshape(rows, heads, V)
+                logits[i] = linear(normed[0, -rows:], output).reshape(rows, heads, V)
         cap = self.config.logit_cap
         return soft_cap(logits, cap) if cap else logits
 
@@ -153,7 +153,7 @@ class EngineReader:
 def fitted(config: ModelConfig, held: list[int], new: Sequence[int]) -> tuple[list[int], int]:
     """What to read, and at which position, so that `new` follows the tokens held.
 
-    Where they do not fit the context, the newest half context of all of them is read as a new
+    Where they do not fit the context, the newest context // 2 of held + new are read as a new
     text. UserError for no tokens, and for an id that the model does not have.
     """
     new, size = [int(token) for token in new], config.vocab_size
@@ -280,7 +280,8 @@ class StopString:
 
     def __init__(self, text: str):
         self.text, self.matched = text, 0
-        # shorter[n]: length below n of the longest prefix that the first n characters end in, too
+        # shorter[n]: length of the longest prefix, of fewer than n characters, that the first n
+        # characters end with
         self.shorter = [0, 0]
         for character in text[1:]:
             self.feed(character)
@@ -306,7 +307,7 @@ def text_pieces(
     for piece in _characters(tokenizer, ids):
         for character in piece:
             held += character
-            # every string reads the character, and `matched` is taken of those now complete
+            # every string reads the character; the lengths of those that are complete with it
             complete = [string.matched for string in strings if string.feed(character)]
             if complete:
                 yield held[: len(held) - max(complete)]  # the longest began first

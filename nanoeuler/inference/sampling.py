@@ -4,7 +4,7 @@
 # %% sec-generation-distribution
 """The rules to draw the next token by, given the logits of a model and the text so far.
 
-Leaves out the model (decoder.py), and where a text ends.
+Not here: the model (decoder.py), and where a text ends.
 
 V vocabulary.
 """
@@ -17,8 +17,9 @@ import numpy as np
 
 from nanoeuler.errors import UserError
 
-HOTTEST = 1e30  # a temperature so high that all tokens of a usual model are equally likely
-LEAST = 1e-30  # the least penalty: float32 logits are at most 3e38, and 3e68 fits a float64
+# The largest penalty, and temperature: all tokens of a usual model are then equally likely.
+HOTTEST = 1e30
+LEAST = 1e-30  # the least penalty: 3e38, the largest float32, / 1e-30 is 3e68, and fits a float64
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -28,7 +29,7 @@ class SamplingOptions(TypedDict, total=False):
     top_k: int          # only so many of the most probable tokens stay; 0: all
     top_p: float        # only the most probable stay, which together reach this; 1: all
     min_p: float        # only those stay that have this share of the largest; 0: all
-    repetition_penalty: float  # above 1: tokens already in the text are less probable; 1: no change
+    repetition_penalty: float  # above 1: lowers logits of tokens already in the text; 1: no change
     seed: int           # the same seed, the same text (a `Sampler` takes several numbers, too)
 
 
@@ -41,7 +42,7 @@ def check(
     temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0,
     repetition_penalty: float = 1.0, seed: int | Sequence[int] = 0,
 ) -> None:  # fmt: skip
-    """UserError, in one line, for the first option with a value that nothing can be drawn with.
+    """UserError, in one line, for the first option whose value isn't allowed.
 
     NumPy's numbers are allowed, too; a seed may be a list or tuple of whole numbers.
     """
@@ -85,7 +86,7 @@ def distribution(
         best = np.sort(p)[::-1][: top_k or None]
         if top_p < 1:
             before = np.cumsum(best) - best  # the probability of all that are more probable
-            # Not `before < ...`: for NaN logits that's false everywhere, and `best` would be empty.
+            # Not `before < ...`, which is false for NaN logits: best[-1] needs one that stays.
             best = best[~(before >= top_p * best.sum())]
         p[p < best[-1]] = 0
         equal = np.flatnonzero(p == best[-1])  # as many stay as are in `best`, smaller ids first

@@ -14,7 +14,7 @@ from nanoeuler.errors import UserError
 from nanoeuler.model.weights import Weights
 
 CPU_ENGINES = ("cpu", "fused", "reference")  # the fastest first
-# The fastest first; they differ in what they multiply: bf16, or float32 in two or three pieces.
+# The fastest first; they differ in the number format of their products: part III.
 GPU_ENGINES = ("cuda", "cuda-tf32", "cuda-float32")
 # Modules for GPUs, by name, so that nothing of them is imported before it is needed.
 DOOR = "nanoeuler.engines.gpu.host.libraries"  # to the driver
@@ -101,8 +101,8 @@ def make_stepper(
     and `sums` alone is used. threads: of a CPU, how many (None: one per core); pieces: in how many
     parts a shard of the batch goes through memory; recompute: of a GPU, whether the backward pass
     runs each block again, of which only the input is kept.
-    Threads and recompute change no bit of a result, and engines that compute in float32 only its
-    last.
+    Threads and recompute change no bit of a result; engines that compute in float32 differ in
+    rounding alone.
     """
     name, lead = engine_name(engine), LEAD.get()
     if hasattr(weights, "adapters"):  # of chapter 19d

@@ -2,10 +2,10 @@
 
 
 # %% sec-cpu-fused
-"""A CPU at full speed: elementwise and norms (loops), gemm (products), engine, stepper, decode.
+"""A CPU at full speed: elementwise and norms (loops), gemm (products), engine, stepper.
 
-Kernels are compiled with `options`, products are written in `llvm`, arrays live in `memory` and in
-`packing`; `ladder` holds plain products to compare with.
+Kernels are compiled with `options`, products are written in `llvm`, arrays live in `memory`, and
+`ladder` holds plain products to compare with. Appendix P adds `packing`, `laying` and `decode`.
 
 May import: jit, measurements, model, engines.
 """

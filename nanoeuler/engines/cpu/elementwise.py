@@ -4,8 +4,8 @@
 # %% sec-cpu-fused
 """The operations of the model that are neither products nor norms, as float32 loops over memory.
 
-Every kernel runs on one thread without the GIL and writes into arrays that its caller gives; NaN
-and infinity go through as IEEE 754 says. Leaves out shapes and memory: engine.py.
+Every kernel runs on one thread without the GIL and writes into arrays that its caller gives. NaN
+goes through; `exp` clamps infinity. Leaves out shapes and memory: engine.py.
 
 N rows (positions of all sequences), C channels, D head width, F MLP width, H heads, V vocabulary.
 """

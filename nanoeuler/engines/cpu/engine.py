@@ -2,11 +2,11 @@
 
 
 # %% sec-cpu-arena
-"""The engines of a CPU: fused loops, and one with matrix products of our own. On one thread.
+"""The engines of a CPU: fused loops, and one with matrix products of our own.
 
-One engine per thread. Shapes are compared here, since the kernels do not look. Leaves out threads:
-stepper.py; and other types: gradient checks need float64, and the reference has it. Methods mean
-what the interface says of them.
+One engine per thread. Shapes are compared here, since the loops do not look. Leaves out threads:
+stepper.py, though the BLAS of the first engine has its own; and other types: gradient checks need
+float64, and the reference has it. Methods mean what the interface says of them.
 
 B batch, T positions, C channels, H query heads, G key/value heads, D head width, V vocabulary,
 K predicted tokens.

@@ -16,7 +16,7 @@ from nanoeuler.engines.interface import Array
 from nanoeuler.jit import njit
 
 # Rows that are added up from zero before they join a sum of n rows: BLOCK + n / BLOCK roundings,
-# which is least at the root of n, and n is the number of tokens in a shard, 256 or more.
+# which is least at the root of n, and n is the number of tokens in a shard, about 256 or more.
 BLOCK = 16
 
 

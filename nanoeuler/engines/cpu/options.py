@@ -19,5 +19,5 @@ KERNEL = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": _FAS
 # Of what kernels call: each kernel has its own copy inside. A function that stays outside would be
 # another one in the process that compiles it than in those that find the kernel in the cache.
 PART = {"error_model": "numpy", "fastmath": _FAST, "forceinline": True}
-# Positions whose logits are held at a time: about as many as rung three gives a core at a time.
+# Positions whose logits are held at a time: as many as the tokens of a shard, SHARD_TOKENS.
 LOSS_ROWS = 256

@@ -24,7 +24,7 @@ from nanoeuler.model.weights import Weights
 
 # The most shards of a batch, so the most threads that find something to do.
 SHARDS = 64
-# The fewest tokens of a shard, if the batch has so many: fewer are not worth adding up.
+# About the fewest tokens of a shard, if the batch has so many: fewer are not worth adding up.
 SHARD_TOKENS = 256
 # Elements of a gradient that a thread adds up at a time: 256 KiB, a part of any level 2 cache.
 SLICE = 1 << 16

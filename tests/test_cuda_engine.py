@@ -528,6 +528,7 @@ def test_where_heads_are_turned(change, names):
         ({"vocab_size": 71, "n_predict": 1}, "a vocab_size that's a multiple of 8, .* 64 or 72"),
         ({"hidden": 90}, "a hidden that's a multiple of 8, as a GPU multiplies, got 90"),
         ({"dim": 68, "head_width": 32}, "a dim that's a multiple of 8, .* got 68: choose 64 or 72"),
+        ({"hidden": 5}, "a hidden that's a multiple of 8, .* got 5: choose 8, or the engine cpu"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("precision", ["cuda", "cuda-tf32", "cuda-float32"])

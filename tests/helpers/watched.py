@@ -69,10 +69,8 @@ def lines_of(child: subprocess.Popen, silence: float) -> Iterator[str]:
 def attempt(command: Sequence[str], jobs: list, tell: Callable, silence: float) -> dict:
     """Outcomes of as many of `jobs` as one child lives for; of none, if it never begins one."""
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    with contextlib.suppress(BrokenPipeError):  # where it has died already
+    with contextlib.suppress(BrokenPipeError), child.stdin:  # it may have died already
         child.stdin.write(json.dumps(jobs))
-    with contextlib.suppress(BrokenPipeError):
-        child.stdin.close()
     outcomes, current, end = {}, None, "ended"
     try:
         for line in lines_of(child, silence):

@@ -24,6 +24,7 @@ from nanoeuler.engines.gpu.attention import choice, float32_launch, layout, mma_
 from nanoeuler.engines.gpu.attention.documents import Documents
 from nanoeuler.engines.gpu.gemm.float32 import eights
 from nanoeuler.engines.gpu.lang.card import L2
+from nanoeuler.engines.gpu.lang.kernel import cover
 from nanoeuler.engines.gpu.lang.vectors import kind_of, piece
 from nanoeuler.engines.gpu.rows import activations, column_sums, residual_norm
 from nanoeuler.engines.gpu.rows import residual_norm_backward as norms_back
@@ -847,8 +848,9 @@ def expect_sizes(config: ModelConfig) -> None:
         wanted["vocab_size"] = config.vocab_size, PITCH if config.n_predict > 1 else 8
     for name, (value, unit) in wanted.items():
         if value % unit:
+            above = cover(value, unit) * unit
+            near = f"{above - unit} or {above}" if above > unit else f"{above}"
             raise UserError(
                 f"expected a {name} that's a multiple of {unit}, as a GPU multiplies, got {value}: "
-                f"choose {value // unit * unit or unit} or {(value // unit + 1) * unit}, or the "
-                "engine cpu"
+                f"choose {near}, or the engine cpu"
             )

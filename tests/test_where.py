@@ -168,13 +168,14 @@ def test_a_figure_is_that_of_its_row(figure):
 
 
 def test_there_is_no_other_figure():
-    """The lines are those above, and outside it stands one decimal, of a row as well."""
+    """The lines are those above, and outside them is one decimal, of a row as well."""
     before, label, after = COMPARE.partition("\n(sec-compare-figures)=\n")
     assert label
     lines = [line for line in after.split("\n") if line.startswith("- ")]
     assert len(lines) == len(FIGURES), "a line has no row"
     prose = before + "\n".join(line for line in after.split("\n") if not line.startswith("- "))
-    bits, *_ = measured("faster", "bits per byte after five minutes", "small, docs, 2 cores", "cpu", None)
+    key = "bits per byte after five minutes", "small, docs, 2 cores", "cpu", None
+    bits, *_ = measured("faster", *key)
     assert re.findall(r"\d+\.\d+|\d+ %", prose) == [f"{bits:.3f}"]
 
 

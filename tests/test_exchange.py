@@ -21,7 +21,7 @@ from test_cuda_engine import EULER, GPT, HOPPER
 from test_cuda_engine import bound as bf16_bound
 from tiers import kept
 
-from nanoeuler.emulator.collectives import PaperLink, RankDevice
+from nanoeuler.emulator.collectives import EmulatedLink, RankDevice
 from nanoeuler.emulator.machine import Fault
 from nanoeuler.engines.gpu.host import libraries
 from nanoeuler.engines.gpu.host.device import Device
@@ -322,7 +322,7 @@ def test_races_are_seen_in_the_list(name, copies):
 # ---- Ranks on paper
 
 
-class Seen(PaperLink):
+class Seen(EmulatedLink):
     """Remembers what each rank gave to be summed."""
 
     def carry(self, work):
@@ -581,7 +581,7 @@ def test_a_gpu_is_dealt_its_own_sequences_alone(size, monkeypatch):
         return deal(self, values)
 
     monkeypatch.setattr(Threads, "scatter_objects", counted)
-    monkeypatch.setattr(stepper, "link_of", lambda group: PaperLink(devices(), group))
+    monkeypatch.setattr(stepper, "link_of", lambda group: EmulatedLink(devices(), group))
 
     def whole(group):
         this = make(GPT, group)
@@ -610,7 +610,7 @@ def test_a_gpu_is_dealt_its_own_sequences_alone(size, monkeypatch):
 def test_rank_0_leads_ranks_with_gpus(monkeypatch):
     """The way of a training run: steppers are made by name, and rank 0 alone has the weights."""
     w, tokens, targets, _ = batch(GPT)
-    monkeypatch.setattr(stepper, "link_of", lambda group: PaperLink(devices(), group))
+    monkeypatch.setattr(stepper, "link_of", lambda group: EmulatedLink(devices(), group))
 
     def act(group):
         if group.rank:
@@ -636,7 +636,7 @@ def test_rank_0_leads_ranks_with_gpus(monkeypatch):
     assert np.abs(flat - rank.w.flat).max() <= 2 * U * np.abs(flat).max()
 
 
-# ---- What is foretold
+# ---- What is predicted
 
 
 @pytest.mark.parametrize("preset", ["gpt2-124m", "euler-116m"])

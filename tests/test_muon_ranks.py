@@ -18,7 +18,7 @@ from test_muon_gpu import EULER, GPT, HALF, HOPPER, U, by_numpy, path  # noqa: F
 from tiers import kept
 
 from nanoeuler.emulator import Fault, run
-from nanoeuler.emulator.collectives import PaperLink
+from nanoeuler.emulator.collectives import EmulatedLink
 from nanoeuler.emulator.dtypes import from_bf16, to_bf16
 from nanoeuler.engines.gpu.ranks import muon as ranks_muon
 from nanoeuler.engines.gpu.ranks import stepper as rank_stepper
@@ -274,7 +274,7 @@ def several(config, gradients, size, clip, precision="cuda", late=False, copies=
         weights, optimizer = fresh(config, clip)
         device = devices()
         this = CudaRankStepper(
-            weights, optimizer, device, PaperLink(device, group, late, copies), group,
+            weights, optimizer, device, EmulatedLink(device, group, late, copies), group,
             least=SMALL, precision=PRECISIONS[precision],
         )  # fmt: skip
         return ends(this, gradients, group.rank == size - 1)
@@ -370,7 +370,8 @@ def rank_of(config, group, state=()):
         for each, values in zip((weights, optimizer.m, optimizer.v), state, strict=False):
             each.flat[...] = values
     device = devices()
-    this = CudaRankStepper(weights, optimizer, device, PaperLink(device, group), group, least=SMALL)
+    link = EmulatedLink(device, group)
+    this = CudaRankStepper(weights, optimizer, device, link, group, least=SMALL)
     this.push()
     return this
 
@@ -427,7 +428,7 @@ def test_ranks_train_as_one_gpu(by_numpy):  # noqa: F811
 def test_rank_0_leads_ranks_that_train_with_muon(by_numpy, monkeypatch):  # noqa: F811
     """The way of a training run: steppers are made by name, and followers' optimizers by its."""
     tokens, targets = batch(GPT)
-    monkeypatch.setattr(rank_stepper, "link_of", lambda group: PaperLink(devices(), group))
+    monkeypatch.setattr(rank_stepper, "link_of", lambda group: EmulatedLink(devices(), group))
     monkeypatch.setattr(rank_stepper, "CudaRankStepper", partial(CudaRankStepper, least=SMALL))
 
     def act(group):

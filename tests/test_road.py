@@ -177,7 +177,7 @@ def test_sizes():
         pipeline.chosen_size("huge", "cpu", None)
 
 
-def test_minutes_and_ranks_are_foretold():
+def test_minutes_and_ranks_are_predicted():
     (_, alone, _), *_ = pipeline.forecast(pipeline.SIZES["gpu"], "cuda", 1)
     (_, shared, _), *_ = pipeline.forecast(pipeline.SIZES["gpu"], "cuda", 2)
     assert 0.4 * alone < shared < 0.6 * alone

@@ -2,7 +2,7 @@
 
 
 # %% sec-exchange-paper
-"""Exchanges between ranks that are threads of one process, and devices on paper for them.
+"""Exchanges between ranks that are threads of one process, and emulated devices for them.
 
 Left out: time. What is exchanged is exchanged at once, or as late as it may be.
 """
@@ -22,7 +22,7 @@ TURN = Lock()  # held by the one rank of this process that runs a launch
 
 
 class RankDevice(device.Device):
-    """A device on paper beside others; a graph of it starts everything one by one."""
+    """An emulated device beside others; a graph of it starts everything one by one."""
 
     def prepare(self, launch: Launch) -> Callable[..., Any]:
         """A function that plays the launch while other ranks wait."""
@@ -36,11 +36,11 @@ class RankDevice(device.Device):
 
     def capture(self, starts: Iterable[Callable]) -> Any:
         """What `launch` starts, again and again."""
-        return Walk(list(starts))
+        return LaunchSequence(list(starts))
 
 
-class Walk:
-    """In place of a graph."""
+class LaunchSequence:
+    """In place of a CUDA graph."""
 
     def __init__(self, starts: list[Callable]) -> None:
         self.starts = starts
@@ -51,8 +51,8 @@ class Walk:
             start(0)
 
 
-class PaperLink:
-    """A `Link` of a rank on paper. late: whether exchanges happen when somebody waits for them."""
+class EmulatedLink:
+    """A `Link` of an emulated rank. late: whether exchanges happen when somebody waits for them."""
 
     def __init__(self, device: Any, group: Group, late: bool = False, copies: bool = False) -> None:
         self.device, self.group, self.late, self.copies = device, group, late, copies

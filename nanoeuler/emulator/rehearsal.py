@@ -2,7 +2,7 @@
 
 
 # %% sec-step-paper
-"""A recorded program on paper, where what returns to the arena is overwritten at once.
+"""A recorded program in the emulator, where what returns to the arena is overwritten at once.
 
 Left out: the host's part of a step, which stepper.py has.
 """

@@ -1,7 +1,7 @@
 # Made from book/14a-gradients-between-gpus.md by nanoeuler.book: edit the chapter, not this file.
 
 
-# %% sec-exchange-foretold
+# %% sec-exchange-predicted
 """What a training step over several GPUs takes: when each exchange runs, what of it is exposed.
 
 Left out: that launches and exchanges take multiprocessors and bandwidth from each other; several

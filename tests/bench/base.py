@@ -51,7 +51,7 @@ STAGES = ("pack", "loads", "unpack", "small", "train", "twin", "score", "bring")
 FILE = "quality"  # of data/measurements
 
 # Bytes of held-out books a token, by tokenizers that learned from 110 MB, and tokens a second that
-# the plan of a step (chapter 13) foretells of an H200, over those of four heads of 4,096:
+# the plan of a step (chapter 13) predicts of an H200, over those of four heads of 4,096:
 #     V = 4,096: 3.33 and 1.08; 8,192: 3.67 and 1.05; 16,384: 3.94 and 1.00, all with one head.
 # So the bytes read in a second are as 3.60 : 3.86 : 3.94. 16,384 reads 2 % more than 8,192,
 # but has 12.6 million parameters more, in rows that each come half as often; 4,096 reads 7 % less.
@@ -130,7 +130,7 @@ def unpack(options, journal):
     journal.add("distinct tokens", "base model", train["tokens"], "tokens")
 
 
-# ---- Small models, and what they foretell
+# ---- Small models, and what they predict
 
 
 def one_small(options, journal):

@@ -286,9 +286,9 @@ def token(this, preset):
             this.took[preset, 1] = took
         name = "cuda" if early else "cuda, each kernel waiting"
         this.tell("one token", case_of(preset), took, "ms", name)
-        foretold = predict(reader.this, start + this.count // 2)
-        total = sum(count * us for count, us in foretold.values()) / 1e3
-        this.tell("one token, foretold", case_of(preset), took, "ms", name, "foretold", total)
+        predicted = predict(reader.this, start + this.count // 2)
+        total = sum(count * us for count, us in predicted.values()) / 1e3
+        this.tell("one token, predicted", case_of(preset), took, "ms", name, "predicted", total)
 
 
 def kernels(this, preset):
@@ -296,15 +296,15 @@ def kernels(this, preset):
     reader = this.reader(preset)
     start = 4 if this.dry else 512
     loaded = reader.loaded(1, True)
-    foretold = predict(reader.this, start)
+    predicted = predict(reader.this, start)
     for name in dict.fromkeys(name for name, _ in loaded.launches):
         reader.begin(loaded, [(1, start, 0, 0)])
         starts = [this.device.prepare(one) for kind, one in loaded.launches if kind == name]
         graph = this.device.capture(starts * (1 if this.dry else 4))
         each = seconds(this, lambda g=graph: [g.launch() for _ in range(5)])
         each *= 1e6 / (5 * len(starts) * (1 if this.dry else 4))
-        this.tell(f"in a token, {name}", case_of(preset), each, "us", "cuda", "foretold",
-                  foretold[name][1])  # fmt: skip
+        this.tell(f"in a token, {name}", case_of(preset), each, "us", "cuda", "predicted",
+                  predicted[name][1])  # fmt: skip
 
 
 def sweep(this, preset):

@@ -62,8 +62,8 @@ def said(folder: Path, line: str) -> str:
 def road(folder: Path) -> None:
     """All stages by one command, beside its plan."""
     plan = re.findall(r"about ([\d.]+) (second|minute)", said(folder, "all --size laptop --plan"))
-    foretold = round(sum(float(n) * (60 if unit == "minute" else 1) for n, unit in plan))
-    what, how = "nanoeuler all --size laptop", ("foretold for the steps", foretold)
+    predicted = round(sum(float(n) * (60 if unit == "minute" else 1) for n, unit in plan))
+    what, how = "nanoeuler all --size laptop", ("predicted for the steps", predicted)
     took = seconds(folder, "all --size laptop")
     rows = [measurements.row(what, "all of it", "cpu", round(took), "s", *how)]
     for run, when in (("base", "after training"), ("preferred", "at the end")):

@@ -133,11 +133,11 @@ class Rank:
         if dry:
             import recorded
 
-            from nanoeuler.emulator.collectives import PaperLink, RankDevice
+            from nanoeuler.emulator.collectives import EmulatedLink, RankDevice
 
             recorded.by_numpy(SimpleNamespace(setattr=setattr))
             self.device = RankDevice()
-            self.link = PaperLink(self.device, group)
+            self.link = EmulatedLink(self.device, group)
         else:
             from nanoeuler.engines.gpu.ranks.nccl import Nccl
             from nanoeuler.engines.gpu.step.stepper import NUMBER, gpu
@@ -152,9 +152,9 @@ class Rank:
     def copies(self):
         """The link by copy engines; both ranks ask for it at the same time."""
         if self.dry:
-            from nanoeuler.emulator.collectives import PaperLink
+            from nanoeuler.emulator.collectives import EmulatedLink
 
-            return PaperLink(self.device, self.group, copies=True)
+            return EmulatedLink(self.device, self.group, copies=True)
         from nanoeuler.engines.gpu.ranks.peer_copies import Peers
 
         return Peers(self.device, self.group)

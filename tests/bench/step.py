@@ -12,7 +12,7 @@ Parts, all if none is named:
     cards     milliseconds of a step with the kernels that another card would get, spread over all
               multiprocessors of this one (NANOEULER_CAPABILITY), products by our own kernels
     curve     the loss over 500 steps from the same weights and batches
-    kernels   microseconds of each kind of kernel in a step, ours beside what the plan foretold
+    kernels   microseconds of each kind of kernel in a step, ours beside what the plan predicted
     replay    a small model's step as a graph, 1,000 times, against its launches one by one
     products  cuBLAS by our door against float64, and beside PyTorch; what a launch costs the host
 Names of presets after --preset, sides after --sides, and patterns that a job's name must match
@@ -339,9 +339,9 @@ def own_rows(job, seen):
                seen["peer error"])  # fmt: skip
         yield "matmul, cuBLAS by our door", case, OURS, seen["ms"], "ms", "torch", seen["peer ms"]
     elif part.endswith("kernels"):
-        for name, (_, took, foretold, _) in seen["table"].items():
-            if foretold or who == OURS:
-                peer = ("foretold", foretold) if foretold else (None, None)
+        for name, (_, took, predicted, _) in seen["table"].items():
+            if predicted or who == OURS:
+                peer = ("predicted", predicted) if predicted else (None, None)
                 yield f"in a step, {name}", case, who, took, "us", *peer
     elif part == "replay":
         for name, value in seen.items():
@@ -403,7 +403,7 @@ def short(seen):
         return f"{seen['losses'][0]:.4f} to {np.mean(seen['losses'][-LAST:]):.4f}"
     if "table" in seen:
         whole = seen["table"]["all"]
-        return f"{whole[0]:.0f} kernels, {whole[1] / 1e3:.3f} ms, foretold {whole[2] / 1e3:.3f}"
+        return f"{whole[0]:.0f} kernels, {whole[1] / 1e3:.3f} ms, predicted {whole[2] / 1e3:.3f}"
     if "errors" in seen:
         worst = max(seen["errors"], key=seen["errors"].get)
         return f"largest error {seen['errors'][worst]:.2e} ({worst})"

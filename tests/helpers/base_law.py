@@ -1,4 +1,4 @@
-"""What small models foretell of a large one: bits per byte, a power of the work and a rest.
+"""What small models predict of a large one: bits per byte, a power of the work and a rest.
 
 All models of the family read tokens in proportion to the products of a token, so that a model is
 where it is by one number, C, the FLOPs of its training: L = E + A / C^a (Kaplan and others, 2020;
@@ -38,7 +38,7 @@ def fitted(points: Sequence[tuple[float, float]]) -> float:
 
 
 def predict(runs: Sequence[dict], config: ModelConfig, tokens: float) -> dict:
-    """What runs, {"flops", "bits"} each, foretell of a model that reads so many tokens."""
+    """What runs, {"flops", "bits"} each, predict of a model that reads so many tokens."""
     points = [(run["flops"], run["bits"]) for run in runs]
     flops, rest = tokens * flops_per_token(config), fitted(points)
     values = [at(points, each, flops) for each in (rest, 0.0, MOST * min(b for _, b in points))]

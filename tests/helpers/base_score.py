@@ -48,7 +48,7 @@ def books(options, journal) -> None:
             print(f"{who}: {told.bits_per_byte:.4f} bits per byte of {told.bytes:,} bytes of "
                   "held-out books", flush=True)  # fmt: skip
             journal.add(BITS, case, told.bits_per_byte, "bits/byte")
-            _foretold(options, journal, case)
+            _predicted(options, journal, case)
         elif (known := journal.value(BITS, case)) is not None:  # of another machine
             bits[who] = known
     if len(bits) == 2:
@@ -58,14 +58,14 @@ def books(options, journal) -> None:
         _with_compiling(options, journal, bits)
 
 
-def _foretold(options, journal, case):
+def _predicted(options, journal, case):
     """What the law, fitted before, says of the tokens that were read: the plan was for others."""
     path, tokens = options.work / "prediction.json", journal.value("tokens seen", case)
     if path.exists() and tokens:
         said = json.loads(path.read_text())
         flops = tokens * said["flops"] / said["tokens"]
         value = base_law.at(said["points"], said["E"], flops)
-        print(f"    foretold for {tokens / 1e6:.1f} million tokens: {value:.4f}", flush=True)
+        print(f"    predicted for {tokens / 1e6:.1f} million tokens: {value:.4f}", flush=True)
         journal.add(f"{BITS}, predicted for the tokens read", case, value, "bits/byte")
 
 

@@ -5,7 +5,7 @@
 """Training steps on a GPU: see `interface.Stepper`. A step is one graph, and nobody waits for it.
 
 Weights, gradients and moments live on the device; `pull` and `push` exchange them with the run's.
-Works the same on paper. Left out: several devices. B batch, T positions, K predicted tokens.
+Works the same in the emulator. Left out: several devices. B batch, T positions, K predicted tokens.
 """
 
 import os
@@ -50,7 +50,7 @@ class Loaded(NamedTuple):
 
 
 class CudaStepper(Stepper):
-    """Training steps of one model on a device: `engines.gpu.host.device.Device`, or one on paper.
+    """Training steps of one model on a device: `engines.gpu.host.device.Device`, or the emulator's.
 
     `weights` and the `optimizer`'s moments are the run's; without an optimizer there are no moments
     on the device, and `sums` alone can be asked for. pieces: in how many parts a batch goes through

@@ -1,4 +1,4 @@
-# Made from book/18-the-whole-road.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/18-the-whole-pipeline.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-road-command

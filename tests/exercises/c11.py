@@ -9,7 +9,7 @@ from nanoeuler.engines.gpu.lang.instruction import cuda, float32
 from nanoeuler.engines.gpu.lang.kernel import Kernel, Launch
 from nanoeuler.files import project_root
 
-CHAPTER = "11-a-gpu-on-paper"
+CHAPTER = "11-a-gpu"
 NAMES = dict(np=np, emulator=emulator, ladder=ladder, cuda=cuda, float32=float32, Kernel=Kernel,
              Launch=Launch)  # fmt: skip
 # The judge of a launch, as the chapter defines it before its first exercise.

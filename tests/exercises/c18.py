@@ -2,7 +2,7 @@
 
 import numpy as np
 
-CHAPTER = "18-the-whole-road"
+CHAPTER = "18-the-whole-pipeline"
 NAMES = dict(np=np)
 
 RULE = "if name not in ended or stale & set(reads):"

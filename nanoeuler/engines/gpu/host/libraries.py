@@ -1,4 +1,4 @@
-# Made from book/11-a-gpu-on-paper.md by nanoeuler.book: edit the chapter, not this file.
+# Made from book/11-a-gpu.md by nanoeuler.book: edit the chapter, not this file.
 
 
 # %% sec-gpu-door

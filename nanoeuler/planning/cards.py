@@ -62,8 +62,9 @@ CARDS = {
     "l4": Card("L4", (8, 9), 58, 48 << 20, 24e9, 300e9, 121e12),
     # NVIDIA H100 datasheet, SXM: 1979 TFLOPS with sparsity, 3.35 TB/s; H100 whitepaper: 132, 50 MB.
     "h100": Card("H100 80GB HBM3", (9, 0), 132, 50 << 20, 80e9, 3.35e12, 989.5e12),
-    # NVIDIA H200 datasheet, SXM: 1979 TFLOPS with sparsity, 4.8 TB/s, 141 GB; the H100's chip.
-    "h200": Card("H200", (9, 0), 132, 50 << 20, 141e9, 4.8e12, 989.5e12),
+    # NVIDIA H200 datasheet, SXM: 1979 TFLOPS with sparsity, 4.8 TB/s, 141 GB; the H100's chip, of
+    # whose L2 its driver reports 60 MiB.
+    "h200": Card("H200", (9, 0), 132, 60 << 20, 141e9, 4.8e12, 989.5e12),
     # NVIDIA RTX Blackwell whitepaper, table of the RTX 5090: 209.5 dense, 1792 GB/s, 96 MB.
     "rtx-5090": Card("GeForce RTX 5090", (12, 0), 170, 96 << 20, 32e9, 1792e9, 209.5e12),
 }  # fmt: skip

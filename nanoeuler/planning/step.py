@@ -42,7 +42,8 @@ class Speeds(NamedTuple):
 # No step was timed with the library's tf32 and float32: the data sheet's dense peaks, times the
 # share of its peak that bf16 reaches; nor with attention in three pieces: half the speed of two.
 H200 = Speeds(
-    Machine((9, 0), 132), {"bf16": 600e12, "tf32": 300e12, "float32": 40e12},
+    Machine((9, 0), 132, l2=int(CARDS["h200"].l2_bytes)),
+    {"bf16": 600e12, "tf32": 300e12, "float32": 40e12},
     {1: 270e12, 2: 60e12, 3: 30e12}, 4.2e12, 1.2e-6,
 )  # fmt: skip
 # How often a launch moves the bytes that `nbytes` counts, where it is not once. AdamW reads and

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from nanoeuler.engines.gpu.lang.kernel import Kernel
 from nanoeuler.errors import UserError
 
-# Of an H100 or H200 SXM, for which launches are made if nobody says more; of its L2 cache, bytes.
+# Of an H100 SXM, for which launches are made if nobody says more; bytes of its L2 cache, of which
+# an H200 has 60 << 20.
 MULTIPROCESSORS, L2 = 132, 50 << 20
 # Bytes of shared memory that a block may have.
 SHARED = {

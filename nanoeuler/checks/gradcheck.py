@@ -142,7 +142,7 @@ ROPE = {
 
 
 def setting(name: str, value: Any) -> dict[str, Any]:
-    """The fields to change in a config so that this value of a switch makes a difference."""
+    """The fields to change in a config to set this value of a switch, and what it needs."""
     beside = {"window_pattern": {"sliding_window": 2}}.get(name, {})
     if name in ("rope_base", "rope_scaling"):  # the first of the angles has no base: take two
         beside = {"head_width": 4, **ROPE.get(value, {})}

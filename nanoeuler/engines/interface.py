@@ -42,7 +42,7 @@ class SavedMlp(NamedTuple):
     """What `Engine.mlp` keeps for its backward."""
 
     n: Array                # (B, T, C) the input of w_up
-    u: Array                # (B, T, 2F) gate and up, or (B, T, F) for GELU
+    u: Array                # (B, T, 2F) gate and up, or (B, T, F) without a gate
     h: Array                # (B, T, F) the input of w_down
 
 
@@ -120,7 +120,7 @@ class Engine(ABC):
     def first_keys(
         self, config: ModelConfig, B: int, T: int, first: Array | None = None
     ) -> Array | None:
-        """The first key that each query sees, as `Engine.attention` takes it; None: all see all.
+        """The first key that each query sees, as `Engine.attention` takes it; None: key 0.
 
         first: where texts begin in their rows.
         """
@@ -373,7 +373,7 @@ class Engine(ABC):
 
 
 # %% sec-backprop-list
-# The names of all operations, in the order of their definition.
+# The names of the operations above, in the order of their definition.
 OPERATIONS = [x for x, f in vars(Engine).items() if getattr(f, "__isabstractmethod__", False)]
 
 

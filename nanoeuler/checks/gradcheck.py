@@ -30,7 +30,7 @@ from nanoeuler.model.weights import Weights
 
 reference = ReferenceEngine()  # the engine that is proved
 # The largest relative error that passes. Rounding gives less than 1e-12; of the mistakes made on
-# purpose in tests/, the least visible one (a forgotten epsilon) gives 2e-5.
+# purpose in tests/, the least visible one (a forgotten epsilon) gives 2e-5 by element.
 BOUND = 1e-10
 # Two layers, two groups of two query heads, two RoPE angles, two predicted tokens; repeated tokens.
 TINY = ModelConfig(

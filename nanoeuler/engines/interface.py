@@ -52,7 +52,7 @@ class Cache(Protocol):
     def attention(self, heads: Array, n_kv: int, start: int) -> Array:
         """Keep the keys and values of `heads` (B, T, H + 2G, D) at positions start, start + 1, ...
 
-        Returns y (B, T, H * D): each of the T queries over all positions up to its own.
+        Returns y (B, T, H * D): each query over the positions up to its own, in its window.
         """
 
 
@@ -63,7 +63,7 @@ class Engine(ABC):
     parameters are added to the buffers that are passed. Of what else is passed, only a first
     argument is ever changed: `add_into` adds to it, and `rope`, `rope_backward` and `cross_entropy`
     may write over it. `first` (B, T) int32 says where in its row the text of each position begins,
-    0 <= first[b, t] <= t; None: each row is one text.
+    0 <= first[b, t] <= t, and for attention also where its window does; None: each row is one text.
 
     b and db are a `Block` and its gradients. What the forward of a half saves is its engine's own
     affair; `again()` returns n anew, for an engine that did not keep it.

@@ -30,7 +30,7 @@ from nanoeuler.model.weights import Weights
 
 reference = ReferenceEngine()  # the engine that is proved
 # The largest relative error that passes. Rounding gives less than 1e-12; of the mistakes made on
-# purpose in tests/, the least visible one (a forgotten epsilon) gives 2e-5.
+# purpose in tests/, the least visible one (a forgotten epsilon) gives 2e-5 by element.
 BOUND = 1e-10
 # Two layers, two groups of two query heads, two RoPE angles, two predicted tokens; repeated tokens.
 TINY = ModelConfig(
@@ -142,7 +142,7 @@ ROPE = {
 
 
 def setting(name: str, value: Any) -> dict[str, Any]:
-    """The fields to change in a config so that this value of a switch makes a difference."""
+    """The fields to change in a config to set this value of a switch, and what it needs."""
     beside = {"window_pattern": {"sliding_window": 2}}.get(name, {})
     if name in ("rope_base", "rope_scaling"):  # the first of the angles has no base: take two
         beside = {"head_width": 4, **ROPE.get(value, {})}

@@ -4,7 +4,8 @@
 # %% sec-backprop-engine
 """Who does the work: interface (what an engine is), reference (in NumPy), registry, sharding.
 
-`cpu` is for processors, `gpu` for graphics cards. Engines know nothing of training or of text.
+`cpu` is for processors, `gpu` for graphics cards, `ranks` for many processes. Engines know nothing
+of training or of text.
 
 May import: errors, model, engines.cpu.
 """

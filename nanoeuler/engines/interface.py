@@ -42,7 +42,7 @@ class SavedMlp(NamedTuple):
     """What `Engine.mlp` keeps for its backward."""
 
     n: Array                # (B, T, C) the input of w_up
-    u: Array                # (B, T, 2F) gate and up, or (B, T, F) for GELU
+    u: Array                # (B, T, 2F) gate and up, or (B, T, F) without a gate
     h: Array                # (B, T, F) the input of w_down
 
 
@@ -52,7 +52,7 @@ class Cache(Protocol):
     def attention(self, heads: Array, n_kv: int, start: int) -> Array:
         """Keep the keys and values of `heads` (B, T, H + 2G, D) at positions start, start + 1, ...
 
-        Returns y (B, T, H * D): each of the T queries over all positions up to its own.
+        Returns y (B, T, H * D): each query over the positions up to its own, in its window.
         """
 
 
@@ -63,7 +63,7 @@ class Engine(ABC):
     parameters are added to the buffers that are passed. Of what else is passed, only a first
     argument is ever changed: `add_into` adds to it, and `rope`, `rope_backward` and `cross_entropy`
     may write over it. `first` (B, T) int32 says where in its row the text of each position begins,
-    0 <= first[b, t] <= t; None: each row is one text.
+    0 <= first[b, t] <= t, and for attention also where its window does; None: each row is one text.
 
     b and db are a `Block` and its gradients. What the forward of a half saves is its engine's own
     affair; `again()` returns n anew, for an engine that did not keep it.
@@ -120,7 +120,7 @@ class Engine(ABC):
     def first_keys(
         self, config: ModelConfig, B: int, T: int, first: Array | None = None
     ) -> Array | None:
-        """The first key that each query sees, as `Engine.attention` takes it; None: all see all.
+        """The first key that each query sees, as `Engine.attention` takes it; None: key 0.
 
         first: where texts begin in their rows.
         """
@@ -373,7 +373,7 @@ class Engine(ABC):
 
 
 # %% sec-backprop-list
-# The names of all operations, in the order of their definition.
+# The names of the operations above, in the order of their definition.
 OPERATIONS = [x for x, f in vars(Engine).items() if getattr(f, "__isabstractmethod__", False)]
 
 

@@ -1,7 +1,7 @@
 """Deliberate mistakes in the backward pass, one line each: the gradient check must see them all.
 
 A mutant is a module of the package with one fragment of one function replaced (`fragments`), which
-refuses what does not occur exactly once there, so that a mutant cannot go stale unseen. Chapter 6
+refuses what does not occur exactly once there, so that a mutant cannot go stale unseen. Chapter 6a
 prints how many are caught, tests/test_backward.py demands all.
 """
 

@@ -95,7 +95,7 @@ class Judge:
 
 
 def questions(config, w):
-    """The three questions of chapter 3: {question: model}, the model itself first."""
+    """The three questions of chapter 9: {question: model}, the model itself first."""
     asked = {"as it is": (config, w), "split": refine_depth(config, w)}
     asked["split twice"] = refine_depth(*asked["split"])
     asked["insert"] = refine_depth(config, w, "insert")

@@ -4,8 +4,8 @@
 # %% sec-depth-otherwise
 """A model's layers in other steps: finer, coarser, or by another integrator.
 
-A model is a pair (config, weights); each function here makes another pair of it and changes no
-number of the one it is given. Leaves out training: what comes out trains like any other model.
+A model is a pair (config, weights). No function here changes a number of the one it is given.
+Leaves out training: what comes out trains like any other model.
 
 B batch, T positions, C channels, L layers.
 """
@@ -23,7 +23,7 @@ from nanoeuler.model.integrators import relative_step
 from nanoeuler.model.transformer import stream
 from nanoeuler.model.weights import Block, Weights
 
-Model = tuple[ModelConfig, Weights]  # what every function here takes and makes
+Model = tuple[ModelConfig, Weights]  # the pair that makes a model
 
 
 def with_step(config: ModelConfig, w: Weights, **changes: float | str) -> Model:

@@ -194,7 +194,7 @@ ERF_ONE = 6.0  # from here on 1 - erf is below 2.2e-17: float64 has no number be
 
 
 def erf(z: np.ndarray) -> np.ndarray:
-    """The error function to within 64 * 2^-53, z of any shape. Equation eq-layers-erf."""
+    """The error function, z of any shape; in float64 to within 64 * 2^-53. Eq. eq-layers-erf."""
     wide = np.asarray(z, np.result_type(z, np.float64))
     near = np.abs(wide.real) < ERF_ONE
     inner = np.where(near, wide, 0)

@@ -4,8 +4,8 @@
 # %% sec-backprop-page
 """A whole GPT on one page, forward and backward, made of the functions of chapters 4 to 6.
 
-Llama's architecture alone: RMSNorm, RoPE, grouped queries, SwiGLU, no biases, and K prediction
-heads. The package trains `model.transformer`, in which an engine can replace each operation, and
+Llama's architecture with K prediction heads: RMSNorm, RoPE, grouped queries, SwiGLU, no biases.
+The package trains `model.transformer`, in which an engine can replace each operation, and
 which has more architectures. The tests compare it with this page.
 """
 

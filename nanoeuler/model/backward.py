@@ -2,11 +2,12 @@
 
 
 # %% sec-backprop-linear
-"""The backward of every operation of the model, in NumPy, exactly as the chapter derives it.
+"""The backward of the model's operations, in NumPy, exactly as the chapter derives it.
 
-Each function takes the gradient of its output first, then what the forward used and saved, last the
-buffers of its parameters' gradients, to which it adds; it returns the gradient of its input. `dx`
-stands for dL/dx. Left out: speed (the CPU engine's business) and attention without a saved p.
+Most functions take the gradient of their output first, then what the forward used and saved, last
+the buffers of their parameters' gradients, to which they add; they return the gradient of their
+input. `dx` stands for dL/dx. Left out: ReLU squared (`model.modern`), speed (the CPU engine's
+business) and attention without a saved p.
 
 B batch, T positions, C channels, H query heads, G key/value heads, D head width, V vocabulary,
 K predicted tokens, F MLP width; R = H / G query heads share a key/value head.

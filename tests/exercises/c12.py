@@ -37,6 +37,7 @@ ANSWERS = [
     ("window", "the future", SEES, "s > t - W"),
     ("window", "not itself", SEES, "(s < t) & (s > t - W)"),
     ("window", "all tiles fetched", START, "0"),
+    ("window", "a tile fetched in vain", START, "max(0, start - W + 1 - columns)"),
     ("window", "a key too late", START, "max(0, start - W + 2)"),
     ("window", "the last query's window", START, "max(0, end - W)"),
     ("window", "keys one position on", "np.arange(first, last)", "np.arange(first, last) + 1"),

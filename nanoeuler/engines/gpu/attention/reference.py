@@ -6,7 +6,7 @@
 
 For every GPU from capability 8.0 on, and for the emulator. A block owns 32 positions,
 and its threads share only the tiles that they fetch together. tiles.py says the same in NumPy. Left
-out: tensor cores, and speed; these are the oracle of the kernels that have both.
+out: tensor cores, and speed.
 
 B batch, T positions, H query heads, G key/value heads (n_kv), D head width: 32, 64 or 128. All
 arrays are float32 in C order:

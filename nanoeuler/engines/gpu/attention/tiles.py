@@ -4,7 +4,8 @@
 # %% sec-flash-tiles
 """Causal grouped-query attention without the T x T matrix, in NumPy tiles, for any float type.
 
-The algorithm of the kernels in `attention.reference`, and their oracle. Left out: speed.
+The algorithm of the kernels in `attention.reference`, and the oracle of the faster ones. Left out:
+speed.
 
 B batch, T positions, H query heads, G key/value heads, D head width; rows and columns: how many
 queries, and how many keys, are held at a time.

@@ -27,14 +27,14 @@ STEPS = 5  # likewise: of Newton and Schulz
 MOMENTUM = 0.95  # likewise: the buffer remembers about twenty gradients
 MUON_PEAK = 8e-3  # AdamW's rate beside Muon: measured below
 MUON_RATIO = 2.5  # the matrices' rate over MUON_PEAK, at MEASURED_DIM: measured below
-PIECE = 1 << 16  # elements orthogonalized at a time: 256 KiB, a part of any L2 cache
+PIECE = 1 << 16  # elements at a time, unless one matrix has more: 256 KiB, which fit an L2 cache
 
 
 def product(a: np.ndarray, b: np.ndarray, out: np.ndarray, work: np.ndarray) -> None:
-    """out (n, M, N) = a (n, M, P) b (n, P, N), matrix by matrix; float32 by chapter 10's product.
+    """out (n, M, N) = a (n, M, P) b (n, P, N), matrix by matrix, with chapter 10's `work`.
 
-    On one thread, so that no bit depends on the number of threads, as a library's may. work:
-    chapter 10's.
+    float32 by chapter 10's product on one thread, so that no bit depends on the number of threads,
+    as a library's may.
     """
     if a.dtype != np.float32:
         np.matmul(a, b, out=out)
@@ -146,7 +146,7 @@ def orthogonalize(
     x: np.ndarray, steps: int = STEPS,
     coefficients: tuple[float, float, float] = COEFFICIENTS,
 ) -> np.ndarray:  # fmt: skip
-    """About U V^T of x = U S V^T: x (I, O) of any float dtype with all singular values near 1.
+    """About U V^T of x = U S V^T (I, O), float32 or float64: its singular values are near 1.
 
     In the dtype of x. Zeros stay zeros.
     """

@@ -137,7 +137,7 @@ def product(
     """The launches, in order, of C = op(A) op(B) with the form's epilogue; arrays: `Operands`.
 
     A row of C ends at a multiple of 16 bytes, or the bytes up to there are written, too. Products
-    of equal sizes share the array of their work list.
+    of equal form and sizes share the array of their work list.
     """
     place, space = given.pop("place", lambda array: array), given.pop("space", None)
     limits = given.pop("blocks", MULTIPROCESSORS), given.pop("cut", "best")
@@ -165,7 +165,7 @@ COOPERATIVE, PINGPONG, CUT = (False, 2, "no"), (True, 2, "no"), (False, 2, "toge
 ALONE = (True, 1, "no")  # ping-pong without a partner
 NARROW = (False, 1, "no", True)  # cooperative, no partner, whole; True: with a narrow tile
 # The products that were timed alone at full load by the form of each that was fastest then (later
-# others led by up to 4 %), as `tests/bench/card/gemm.py` prints it: (layout, epilogue, C's dtype,
+# others led by up to 7 %), as `tests/bench/card/gemm.py` prints it: (layout, epilogue, C's dtype,
 # second) -> {(ping-pong, cluster, pieces): [(m, n, k)]}, and a fourth, True, where the tile is
 # narrow. Three narrow ones of 8192 rows were ahead by 2 to 4 % if timed alone, and behind by 5 to
 # 7 % if timed in turn with others, as in a step: they are not here.

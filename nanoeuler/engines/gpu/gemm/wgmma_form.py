@@ -147,7 +147,7 @@ class Form:
     @property
     def boxes(self) -> tuple[int, int]:
         """Where the boxes on their way out begin, from the ring's beginning, and a consumer's
-        number of them: three where a tile has three strips, so that each begins with the first box.
+        number of them: three where a tile has 3 or 6 strips, so each begins with the first box.
         """
         return (self.stages * self.stage, 3) if self.narrow else (RING, SLOTS // 2)
 

@@ -4,8 +4,8 @@
 # %% sec-gemm-host
 """Products on tensor cores: C = op(A) op(B) of arrays, as launches. bf16 in, float32 sums.
 
-Any m, n and k; operands may be views, their rows dense and multiples of 16 bytes apart. Equal
-operands give equal bits, always.
+Any m, n and k that `sizes` lets through; operands may be views, their rows dense and multiples of
+16 bytes apart. Equal operands and an equal plan give equal bits.
 Compute capability 9.0 (H100, H200). Left out: batches, and adding to a bf16 C.
 """
 
@@ -137,7 +137,7 @@ def product(
     """The launches, in order, of C = op(A) op(B) with the form's epilogue; arrays: `Operands`.
 
     A row of C ends at a multiple of 16 bytes, or the bytes up to there are written, too. Products
-    of equal sizes share the array of their work list.
+    of equal form and sizes share the array of their work list.
     """
     place, space = given.pop("place", lambda array: array), given.pop("space", None)
     limits = given.pop("blocks", MULTIPROCESSORS), given.pop("cut", "best")
@@ -164,11 +164,11 @@ def product(
 COOPERATIVE, PINGPONG, CUT = (False, 2, "no"), (True, 2, "no"), (False, 2, "together")
 ALONE = (True, 1, "no")  # ping-pong without a partner
 NARROW = (False, 1, "no", True)  # cooperative, no partner, whole; True: with a narrow tile
-# The products that were timed alone at full load by the fastest form of each, as
-# `tests/bench/card/gemm.py` prints it: (layout, epilogue, C's dtype, second) -> {(ping-pong,
-# cluster, pieces): [(m, n, k)]}, and a fourth, True, where the tile is narrow. Three narrow ones of
-# 8192 rows were ahead by 2 to 4 % if timed alone, and behind by 5 to 7 % if timed in turn with
-# others, as in a step: they are not here.
+# The products that were timed alone at full load by the form of each that was fastest then (later
+# others led by up to 7 %), as `tests/bench/card/gemm.py` prints it: (layout, epilogue, C's dtype,
+# second) -> {(ping-pong, cluster, pieces): [(m, n, k)]}, and a fourth, True, where the tile is
+# narrow. Three narrow ones of 8192 rows were ahead by 2 to 4 % if timed alone, and behind by 5 to
+# 7 % if timed in turn with others, as in a step: they are not here.
 MEASURED: dict[tuple, dict[tuple, list[tuple[int, int, int]]]] = {
     ("NT", "store", "bf16", False): {
         COOPERATIVE: [(8192, 8192, 8192), (4096, 50304, 768), (16384, 768, 3072),
@@ -225,11 +225,11 @@ MEASURED |= {
 }  # fmt: skip
 
 NEAR = 2.0  # a product is like one that was timed if no size is farther off than by this factor
-# For others: how many k-blocks cutting must save. Where it saved 64 and 70 it lost 5 and 2 %
-# (8192^3, NN 16384 x 768 x 50304); where it saves 116 and more, most blocks are idle without.
+# For others: how many k-blocks cutting must save. Where it saved 62 and 71 it lost 2 and 1 %
+# (8192^3, NN 16384 x 768 x 50304); of 16 in MEASURED where it saves 110 and more, 13 are cut.
 WORTH = 100
-# The k up to which putting a tile's sums away is worth hiding in NT: at 768 ping-pong was 10 %
-# ahead timed in turn and within 2 % alone, if n is 2304 or more; at 3072 it was 8 % behind alone.
+# The k up to which putting a tile's sums away is worth hiding in NT: at 768 ping-pong was 10 to
+# 14 % ahead timed in turn and 1 to 2 % alone, if n is 2304 or more; at 3072, 4 % behind alone.
 SHALLOW = 1024
 
 
@@ -259,7 +259,7 @@ def choose(
     layout: str, sizes: tuple[int, int, int], epilogue: str = "store", out: str = "bf16",
     second: bool = False, sums: str = "no",
 ) -> forms.Form:  # fmt: skip
-    """The form that was fastest for a product like this one of m, n, k, or one by these sizes."""
+    """MEASURED's form of a product like this one of m, n, k, or one by these sizes."""
     way = EPILOGUES[epilogue]
     name = "store" if epilogue == "add" else epilogue.replace("_exact", "")
     plain = out == "bf16" and not way.aux.startswith("tile") and way.pingpong is None

@@ -18,7 +18,7 @@ import numpy as np
 from nanoeuler.engines.gpu.lang.kernel import cover
 
 TILE_K = 64        # elements of k in a block: 128 bytes of bf16, the width of a swizzled row
-GROUP = 8          # row tiles that go together (4 to 16 are within 2 % of each other, chapter 11b)
+GROUP = 8          # row tiles that go together: 66 tiles then read 8 stripes and 9, chapter 11b
 EPILOGUE = 4       # k-blocks: what a cluster's second piece costs beside its own k-blocks, about
 SPARES = 2         # items after the last, for a consumer that reads one or two ahead
 

@@ -39,7 +39,7 @@ def verdict(sampler: Sampler, guess: int, q: np.ndarray, p: np.ndarray) -> tuple
 class Count:
     """What became of the guesses: how many passes, and how many of each head's guesses were kept.
 
-    `made` (judged; those after a wrong one are not) and `kept` are by head, 1 to K - 1, in order.
+    `made` (judged guesses, so none after a wrong one) and `kept` are by head, 1 to K - 1.
     """
 
     passes: int
@@ -52,7 +52,7 @@ def generate_ahead(
     decoder: Decoder, tokens: Sequence[int], n: int, stop: Collection[int] = (),
     count: Count | None = None, guesses: int | None = None, **sampling: Unpack[SamplingOptions],
 ) -> Iterator[int]:  # fmt: skip
-    """Yield up to n tokens after `tokens`, in at most the passes of `decoder.generate`.
+    """Yield up to n tokens after `tokens`, in at most as many passes as `decoder.generate`.
 
     They have the same distribution; the text of a seed is another, unless it is greedy.
     `guesses` are made in a round: at most, and by default, K - 1. What became of them is added to

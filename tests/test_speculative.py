@@ -144,3 +144,6 @@ def test_a_model_with_one_head_cannot_guess():
         generate_ahead(Decoder(*guesser()), [], 3)
     with pytest.raises(UserError, match="expected temperature"):
         generate_ahead(Decoder(*guesser()), [1], 3, temperature=-1)
+    for guesses in (-1, 1.5, "a"):
+        with pytest.raises(UserError, match="expected guesses to be a whole number"):
+            generate_ahead(Decoder(*guesser()), [1], 3, guesses=guesses)

@@ -12,6 +12,7 @@ V vocabulary, K predicted tokens.
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Unpack
 
 import numpy as np
@@ -38,7 +39,7 @@ def verdict(sampler: Sampler, guess: int, q: np.ndarray, p: np.ndarray) -> tuple
 class Count:
     """What became of the guesses: how many passes, and how many of each head's guesses were kept.
 
-    `made` and `kept` are by head, 1 to K - 1, in this order.
+    `made` (judged guesses, so none after a wrong one) and `kept` are by head, 1 to K - 1.
     """
 
     passes: int
@@ -51,11 +52,11 @@ def generate_ahead(
     decoder: Decoder, tokens: Sequence[int], n: int, stop: Collection[int] = (),
     count: Count | None = None, guesses: int | None = None, **sampling: Unpack[SamplingOptions],
 ) -> Iterator[int]:  # fmt: skip
-    """Yield up to n tokens after `tokens`, in fewer passes than `decoder.generate`.
+    """Yield up to n tokens after `tokens`, in at most as many passes as `decoder.generate`.
 
     They have the same distribution; the text of a seed is another, unless it is greedy.
     `guesses` are made in a round: at most, and by default, K - 1. What became of them is added to
-    `count`. UserError as there, and for a model that predicts one token only.
+    `count`. UserError as there, for wrong `guesses`, and for a model that predicts one token only.
     """
     most = decoder.config.n_predict - 1
     if not most:
@@ -63,15 +64,15 @@ def generate_ahead(
             "expected a model that predicts several tokens, got one with n_predict 1: "
             "generate without guesses"
         )
+    if guesses is not None and not (isinstance(guesses, Integral) and guesses >= 0):
+        raise UserError(
+            f"expected guesses to be a whole number of at least 0, got {guesses!r:.60}: "
+            "choose another number of guesses"
+        )
     sampler = Sampler(**sampling)
     check_length(n, tokens)
     guesses = most if guesses is None else min(guesses, most)
     return _ahead(decoder, tokens, n, stop, sampler, guesses, count or new_count(most))
-
-
-def new_count(heads: int) -> Count:
-    """A `Count` of nothing yet, for so many guessing heads."""
-    return Count(0, 0, [0] * heads, [0] * heads)
 
 
 def _ahead(decoder, tokens, n, stop, sampler, guesses, count):
@@ -106,6 +107,11 @@ def _ahead(decoder, tokens, n, stop, sampler, guesses, count):
         else:
             last = rows[-1]
             token = sampler.draw(sampler.distribution(last[0], text))
+
+
+def new_count(heads: int) -> Count:
+    """A `Count` of nothing yet, for so many guessing heads."""
+    return Count(0, 0, [0] * heads, [0] * heads)
 
 
 def _drafts(logits, text, sampler):

@@ -4,7 +4,7 @@
 # %% sec-flash-choice
 """Causal attention on whatever tensor cores a card has: the choice between two families.
 
-Arrays as in layout.py. Left out: cards before 8.0, which have float32 kernels (reference.py).
+Arrays as in layout.py. Left out: cards before 8.0, which none of our kernels run on.
 """
 
 from types import ModuleType
@@ -26,7 +26,7 @@ def family(capability: tuple, D: int) -> ModuleType:
         needs, has = (".".join(map(str, x)) for x in (mma_launch.EVERY_CARD, capability))
         raise UserError(
             f"attention on tensor cores is for GPUs of capability {needs} or newer, and this one "
-            f"has {has}: use the float32 kernels of engines.gpu.attention.reference"
+            f"has {has}: use the engine of the CPU"
         )
     return wgmma_launch if capability == HOPPER and D in wgmma_launch.WIDTHS else mma_launch
 

@@ -531,7 +531,7 @@ def over_queries(D: int, warps: int, queries: int, stages: int) -> Callable:
         """dv += p^T do, dk += ds^T q. head: the group's first."""
         now, later = Cursor(head, source.first), ahead(source, head, stages)
         step, before, stage, phase = int32(0), int32(-1), int32(0), int32(0)
-        while True:  # at least once, and the compiler must know it
+        while True:  # at least once
             mbarrier_wait(wg.full_of(shared.ring, stage), phase)
             of = Step(stage, now.tile, before, later, step - 1 + stages < steps)
             if own.row - now.tile * queries >= 64:  # its first 64 queries come before all keys

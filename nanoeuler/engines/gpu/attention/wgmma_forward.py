@@ -126,7 +126,7 @@ def weigh_second(s: Any, p: Any, rows: Rows, v: int, scale: float) -> None:
 
 
 # %% sec-flash-tensor-lazy
-# How far scaled scores may rise above m before o is corrected: p stays below 2^8. That is the
+# How far scaled scores may rise above m before o is corrected: p is at most 2^8. That is the
 # threshold of FlashAttention-4; what bounds it is in sec-flash-tensor-lazy.
 LEAP = 8.0
 

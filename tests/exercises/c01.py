@@ -49,6 +49,7 @@ ANSWERS = [
      "row.get(text[place], 1e-9)"),
     ("worst", "added once to the sum", "extra * len(letters)", "extra"),
     ("worst", "added for what was seen alone", "extra * len(letters)", "extra * len(row)"),
+    ("worst", "letters with a row alone", "set(table).union(*table.values())", "set(table)"),
     ("worst", "one added, whatever is asked", P,
      "(row.get(text[place], 0) + 1) / (sum(row.values()) + len(letters))"),
     ("worst", "kinds, not how often", "sum(row.values())", "len(row)"),

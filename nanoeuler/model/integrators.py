@@ -5,8 +5,8 @@
 """One-step integrators of dx/dt = f(x, t), and the loop that repeats their step.
 
 x is anything that can be added and multiplied: a float, or a NumPy array of any shape and dtype.
-(`integrate` computes in Fractions if `step` does; a Tableau, below, has floats.) f takes (x, t) and
-returns a velocity like x. Steps are of fixed size: no error control here.
+(`integrate` computes in Fractions if `step` does; INTEGRATORS, below, has floats.) f takes (x, t)
+and returns a velocity like x. Steps are of fixed size: no error control here.
 Letters: x state, t time (in a network, depth), h step size, n number of steps.
 """
 
@@ -26,7 +26,7 @@ def integrate(step: Step, f: Velocity, x0: State, t0: float, t1: float, n: int) 
     h = (t1 - t0) / n
     states = [x0]
     for i in range(n):
-        x = step(f, states[-1], t0 + i * h, h)  # t0 + h + h + ... would round each time
+        x = step(f, states[-1], t0 + i * h, h)  # t0 + h + h + ... would add up roundings
         assert np.shape(x) == np.shape(x0), f"f turned shape {np.shape(x0)} into {np.shape(x)}"
         states.append(x)
     return states
@@ -67,7 +67,7 @@ INTEGRATORS = {
 def relative_step(x: np.ndarray, fx: np.ndarray, h: float = 1.0) -> np.ndarray:
     """By what fraction of its length a step moves the stream, h |f(x)| / |x|: eq-euler-rho.
 
-    x, fx (..., C): the stream and what a layer adds to it. Returns (...), one number per vector.
+    x, fx (..., C): the stream and a layer's f of it. Returns (...), one number per vector.
     """
     assert np.shape(x) == np.shape(fx), f"the stream is {np.shape(x)} and the step {np.shape(fx)}"
     return h * np.linalg.norm(fx, axis=-1) / np.linalg.norm(x, axis=-1)

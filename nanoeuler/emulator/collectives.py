@@ -82,7 +82,7 @@ class EmulatedLink:
                 self.device.fill(to, added(np.stack(parts)))
 
     def exchange(self, work: Exchange) -> Callable[..., None]:
-        """A function of a stream that begins `work`: each rank brings its own, the last adds."""
+        """A function of a stream that begins `work`: each brings its own, and adds for its part."""
 
         def start(stream: Any = 0) -> None:
             self.begun.append(work)

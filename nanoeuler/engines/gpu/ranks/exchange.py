@@ -87,7 +87,7 @@ class Join:
 
 
 class RankEngine(CudaEngine):
-    """Calls `on_complete` when gradients are complete: when their last launch is on the list.
+    """Calls `on_complete` when gradients are complete but for sums that wait: see `flush`.
 
     left: passes that are still to begin; only in the last are gradients complete.
     before_attention: called before the launches of each backward of attention.
@@ -123,7 +123,7 @@ class RankEngine(CudaEngine):
 class RankBuilder(ProgramBuilder):
     """Records for a rank: where it reads weights, and how long the ranks' flat buffers are.
 
-    If products read copies, masters are in shards. flat: the weights, with their padding.
+    If products read copies, masters are in shards. flat: the weights, with padding if they don't.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class RankStepBuilder(RankBuilder):
         return all_of_them[self.link.rank * pieces : (self.link.rank + 1) * pieces]
 
     def complete(self, block: int) -> None:
-        """Hear that the gradients from this block on are on the list."""
+        """Hear that the gradients from this block on are on the list, but for sums that wait."""
         self.complete_from = block
         if self.when == ONCE:
             self.reduce_complete()

@@ -181,9 +181,9 @@ def finetune(
     The last tenth of the pairs is held out. settings None: FINETUNING; settings that leave the
     learning rate open get LEARNING_RATE by `optim.rate_for`. With `resume`, the run in `out` goes
     on with its own settings, and base may be None. If base is given, it must have the architecture
-    and the tokenizer of that run. With `lora`, a `model.lora.Lora`, adapters learn, and `base` must
-    be a run directory. `options` go to `loop.fit`. UserError for wrong pairs, and where `train`
-    raises one.
+    and the tokenizer of that run. With `lora`, a `model.lora.Lora`, adapters learn, by default with
+    LORA_RATE in place of LEARNING_RATE, and `base` must be a run directory. `options` go to
+    `loop.fit`. UserError for wrong pairs, and where `train` raises one.
     """
     pairs = checked_pairs(pairs)
     if len(pairs) < 2:

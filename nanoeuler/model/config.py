@@ -219,7 +219,7 @@ PRESETS = {  # hidden: 8/3 dim for swiglu, rounded up to a multiple of 8; else 4
         vocab_size=4096, dim=128, n_layers=4, n_heads=4, n_kv_heads=2, hidden=344, context=128,
         n_predict=1, qk_norm=True,
     ),
-    "euler-10m": ModelConfig(  # trains on two CPU cores in a night; weights larger than a cache
+    "euler-10m": ModelConfig(  # trains on two CPU cores in a day or so: chapter 13
         vocab_size=2048, dim=256, n_layers=10, n_heads=8, n_kv_heads=4, hidden=688, context=256,
         n_predict=4,
     ),

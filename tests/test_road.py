@@ -18,13 +18,15 @@ from nanoeuler.cli import main as cli
 from nanoeuler.cli import pipeline
 from nanoeuler.cli import train as cli_train
 from nanoeuler.errors import UserError
-from nanoeuler.model.config import PRESET, ModelConfig
+from nanoeuler.model.config import PRESET, PRESETS, ModelConfig
 from nanoeuler.model.weights import Weights
+from nanoeuler.planning import plan
 from nanoeuler.tokenizer.tokenizer import SPECIAL_TOKENS, Tokenizer
 from nanoeuler.training import dpo as preferring
 from nanoeuler.training import loop
 from nanoeuler.training.checkpoint import load, load_model, write_model
 from nanoeuler.training.folder import checkpoints
+from nanoeuler.training.run import Settings
 
 STORY = Path(__file__).parents[1] / "data" / "river.txt"
 NAMES = ["train", "sft", "prefer", "eval", "eval"]
@@ -183,3 +185,13 @@ def test_minutes_and_ranks_are_predicted():
     assert 0.4 * alone < shared < 0.6 * alone
     (_, evening, _), *_ = pipeline.forecast(pipeline.chosen_size("gpu", "cuda", 240.0), "cuda", 1)
     assert evening == 240 * 60
+
+
+def test_memory_on_processors_is_that_of_a_rank():
+    size, config = pipeline.SIZES["laptop"], PRESETS[PRESET]
+    with mock.patch.object(plan, "product_rate", lambda threads: 1e12):
+        alone, shared = ([memory for *_, memory in pipeline.forecast(size, "cpu", ranks)]
+                         for ranks in (1, 2))  # fmt: skip
+    held = sum(plan.cpu_memory(config, Settings().batch_size, ranks=2).values())
+    assert shared[0] == shared[1] == plan.PROCESS_BYTES + held < alone[0]
+    assert shared[2] == alone[2]  # prefer has no ranks

@@ -74,8 +74,8 @@ SIZES = {
                 {"steps": 40, "batch_size": 8}, {"steps": 20, "batch_size": 4},
                 {"steps": 4, "batch_size": 4}),
     "laptop": Size("small-modern", {}, {}, {}, {}),
-    # The runs of chapter 9a: train's 2,000 steps read the 25 books eight and a half times, sft's
-    # 220 steps read the 4,410 pairs (given by --pairs) about two and a half times.
+    # The runs of chapter 9a: train's 2,000 steps read the 25 books eight and a half times. sft's
+    # 220 steps read those it keeps of the 4,900 pairs (given by --pairs) two and a half times.
     "gpu": Size("euler-116m", {},
                 {"steps": 2000, "batch_size": 64, "warmup": 200, "weight_decay": 4.0},
                 {"steps": 220, "batch_size": 16, "warmup": 30}, None),
@@ -143,7 +143,8 @@ def forecast(size: Size, engine: str, ranks: int) -> Iterator[tuple[str, float, 
         else:
             flops = batch * config.context * flops_per_token(config)
             seconds = flops / (plan.CPU_SHARE * rate)
-            memory = plan.PROCESS_BYTES + sum(plan.cpu_memory(config, batch).values())
+            held = plan.cpu_memory(config, batch, ranks=1 if name == "prefer" else ranks)
+            memory = plan.PROCESS_BYTES + sum(held.values())
         if name == "prefer":
             seconds, memory = ANSWERS * seconds, memory + 4 * count_parameters(config)
         minutes = asked.get("minutes", usual.minutes)

@@ -2,9 +2,9 @@
 
 
 # %% sec-train-adamw
-"""Training: optim, run (what a run is), folder and checkpoint (on disk), throughput, best, anomaly
-(which tensor is not finite), display, loop, train; sft (fine-tuning), preferences and dpo; clock
-and speedrun (a race).
+"""Training: optim and muon, run (what a run is), folder and checkpoint (on disk), throughput, best,
+anomaly (which tensor is not finite), display, loop, train; sft and lora (fine-tuning), preferences
+and dpo; clock and speedrun (a race).
 
 May import: jit, errors, files, measurements, progress, tokenizer, data, model, engines.
 """

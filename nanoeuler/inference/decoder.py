@@ -133,7 +133,7 @@ class EngineReader:
     ) -> np.ndarray:
         """Logits (B, rows, heads, V) after the last `rows` of the new ids of each of B texts.
 
-        pieces: the new ids of each; of one that has none, logits are zero. starts: the position
+        pieces: each text's new ids; where it has none, logits are zero. starts: the position
         of the first id of each piece. heads: for how many predicted tokens logits are made.
         """
         V = self.config.vocab_size

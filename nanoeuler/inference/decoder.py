@@ -4,8 +4,9 @@
 # %% sec-generation-cache
 """Generating text: readers that keep what they need of the tokens read, and the loop around them.
 
-Every architecture that `ModelConfig` describes, on any engine. Not here: speed, and guessing ahead
-with the prediction heads k >= 1. `generate` uses head 0 alone, which predicts the next token.
+Every architecture that the engine has code for, on the engines of a CPU. Not here: speed, and
+guessing ahead with the prediction heads k >= 1. `generate` uses head 0 alone, which predicts the
+next token.
 
 n positions being read, t positions in all, H query heads, G key/value heads, D head width,
 V vocabulary, K predicted tokens.
@@ -130,9 +131,9 @@ class EngineReader:
     def read(
         self, pieces: Sequence[Sequence[int]], starts: Sequence[int], rows: int = 1, heads: int = 1
     ) -> np.ndarray:
-        """Logits (texts, rows, heads, V) after the last `rows` of each text's new ids.
+        """Logits (B, rows, heads, V) after the last `rows` of the new ids of each of B texts.
 
-        pieces: the new ids of each text; if it has none, its logits are zero. starts: the position
+        pieces: each text's new ids; where it has none, logits are zero. starts: the position
         of the first id of each piece. heads: for how many predicted tokens logits are made.
         """
         V = self.config.vocab_size

@@ -4,7 +4,7 @@
 # %% sec-generation-distribution
 """The rules to draw the next token by, given the logits of a model and the text so far.
 
-Not here: the model (decoder.py), and where a text ends.
+Not here: how the text is read, and where it ends (decoder.py).
 
 V vocabulary.
 """
@@ -17,7 +17,7 @@ import numpy as np
 
 from nanoeuler.errors import UserError
 
-# The largest penalty, and temperature: all tokens of a usual model are then equally likely.
+# The largest temperature (all tokens of a usual model are then equally likely) and penalty.
 HOTTEST = 1e30
 LEAST = 1e-30  # the least penalty: 3e38, the largest float32, / 1e-30 is 3e68, and fits a float64
 

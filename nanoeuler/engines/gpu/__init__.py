@@ -8,7 +8,7 @@ matrix product.
     lang        what a kernel is written in, and launched as
     host        CUDA's libraries, the compiler, the device, pinned memory
     tile        what tiles of tensor-core kernels have in common: layout, curves, accumulator
-    gemm        matrix products: wgmma (Hopper), mma.sync (every card), float32, cuBLAS
+    gemm        matrix products: wgmma (Hopper), mma.sync (since Ampere), float32, cuBLAS
     rows        kernels between two products: norms, activations, RoPE, loss, AdamW
     attention   FlashAttention: wgmma, mma.sync, float32, and a plain reference
     step        a training step as a recorded list of launches

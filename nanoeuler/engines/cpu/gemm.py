@@ -32,8 +32,8 @@ VECTORS, ROWS = 3, REGISTERS // 4
 DEPTH = 128
 # Bytes of a float32.
 SIZE = 4
-# Steps of the depth that a is asked for ahead of its use. At 7 ns a step it's about 200 ns, for the
-# way from the last-level cache.
+# Steps of the depth that a is asked for ahead of its use. At 7 ns a step it's about 200 ns, enough
+# for the way from memory.
 _AHEAD = 32
 # Float32 elements of work space: a packed strip, whose rows are written LANES at a time.
 WORK = (DEPTH + LANES) * VECTORS * LANES

@@ -26,7 +26,7 @@ from nanoeuler.model.weights import Weights
 SHARDS = 64
 # About the fewest tokens of a shard, if the batch has so many: fewer are not worth adding up.
 SHARD_TOKENS = 256
-# Elements of a gradient that a thread adds up at a time: 256 KiB, a part of any level 2 cache.
+# Elements of a gradient that a thread adds at a time: 256 KiB. Both addends fit an L2 of 512 KiB.
 SLICE = 1 << 16
 
 

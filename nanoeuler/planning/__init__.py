@@ -3,7 +3,7 @@
 
 # %% sec-plan-flops
 """Before a run: counts (FLOPs and bytes), plan (hours), cards, step, ranks and exchange (GPUs),
-memory and gpu_memory (does it fit?), doctor (this machine).
+lora (adapters), memory and gpu_memory (does it fit?), doctor (this machine).
 
 May import: errors, measurements, model, engines.
 """

@@ -23,7 +23,7 @@ GEFORCE = 512
 class Card(NamedTuple):
     """A GPU by its documents: peaks that a program approaches and never reaches."""
 
-    name: str                    # as its driver says it, after "NVIDIA "
+    name: str                    # as its driver says it, without "NVIDIA "
     capability: tuple[int, int]  # compute capability: which instructions it has
     multiprocessors: int
     l2_bytes: float
@@ -51,7 +51,7 @@ CARDS = {
     # NVIDIA Ampere GA102 whitepaper, table of the RTX 3090: 71 TFLOPS dense, 936 GB/s, 6 MB.
     "rtx-3090": Card("GeForce RTX 3090", (8, 6), 82, 6 << 20, 24e9, 936e9, 71e12),
     # GeForce RTX 4060 Ti specifications: 4352 cores, 2.535 GHz, 128 bits of 18 Gbit/s, 32 MB; the
-    # card of 8 GB. That of 16 GB differs in nothing else.
+    # card of 8 GB. That of 16 GB has the other figures too.
     "rtx-4060-ti": Card("GeForce RTX 4060 Ti", (8, 9), 34, 32 << 20, 8e9, 288e9,
                         34 * GEFORCE * 2.535e9),
     # GeForce RTX 4070 specifications: 5888 cores, 2.475 GHz, 192 bits of 21 Gbit/s, 36 MB.
@@ -89,7 +89,7 @@ def unsupported(card: Card) -> str:
 
 def table() -> str:
     """The cards as text, a line for each."""
-    lines = ["card         capability  memory GB    GB/s  bf16 TFLOP/s  SMs  L2 MB  shared KB"]
+    lines = ["card         capability  memory GB    GB/s  bf16 TFLOP/s  SMs L2 MiB shared KiB"]
     for key, card in CARDS.items():
         flops = f"{card.flops_per_s / 1e12:.1f}" if card.flops_per_s else "none"
         lines.append(

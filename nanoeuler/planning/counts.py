@@ -89,7 +89,7 @@ ELEMENTWISE = {
     "logit_cap": (6, 0),       # /, tanh, * forward; square, -, * backward; in cross_entropy
     "cross_entropy": (6, 2),   # max, -, exp, sum, /, scale; logits in, gradient out
 }
-# AdamW per parameter: its two moments 7 FLOPs, their corrections 2, the step 6 (chapter 10); it
+# AdamW per parameter: its two moments 7 FLOPs, their corrections 2, the step 6 (chapter 7); it
 # reads weight, gradient and moments and writes weight and moments, 7 float32 values.
 ADAMW = (15, 7)
 # Weights, gradients and moments are float32 even where activations are not: small updates would

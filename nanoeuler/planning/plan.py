@@ -30,7 +30,7 @@ from nanoeuler.planning.counts import (
     stages,
 )
 
-LARGEST = 2**63 - 1  # sequences or tokens that are counted: what 64 bits hold
+LARGEST = 2**63 - 1  # sequences or tokens that are counted: what 64 bits with a sign hold
 YEAR = 365.25 * 86400  # seconds
 
 

@@ -20,7 +20,7 @@ from nanoeuler.planning.plan import DEVICES, UTILISATION
 # the rank that updates it, its float32 master and two moments. Embedding tables are on every rank
 # in float32 as well, since look-ups read that.
 COPY, GRADIENT, OWNED, TABLE = 2, 4, 12, 4
-GPUS = 8  # of one machine, as NVIDIA's HGX boards have them
+GPUS = 8  # of one machine, as NVIDIA's larger HGX boards have them
 BACKWARD = 2 / 3  # of a step's products: two for each of the forward pass
 
 

@@ -37,9 +37,9 @@ class Speeds(NamedTuple):
     launch: float                # seconds, in a graph, of a kernel that does next to nothing
 
 
-# Rows of data/measurements, rounded: products of a step's shapes reach 370 to 690 TFLOP/s alone,
+# Rows of data/measurements, rounded: products of a step's shapes reach 370 to 650 TFLOP/s alone,
 # attention 245 to 320, a copy 4.2 TB/s. From no row of them: 1.2 us a launch in a graph; attention
-# in two pieces, and in three at half its speed; the library's tf32 and float32, which have the data
+# in two pieces, and half as fast in three; the library's tf32 and float32, which have the data
 # sheet's dense peaks, times the share of its peak that bf16 reaches.
 H200 = Speeds(
     Machine((9, 0), 132, l2=int(CARDS["h200"].l2_bytes)),

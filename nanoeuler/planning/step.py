@@ -22,7 +22,7 @@ from nanoeuler.errors import UserError
 from nanoeuler.model.config import PRESETS, ModelConfig
 from nanoeuler.planning.cards import CARDS, Card, known, unsupported
 
-MOST_LAYERS = 200  # a list is written in about a second
+MOST_LAYERS = 200  # a list is written in seconds, in float32 in half a minute
 MOST_TOKENS = 1 << 24  # of a step: its tables of tiles grow with them. GPT-3's had 3.2 million
 RULES = Rules(1.0, 0.9, 0.98, 1e-8)  # those of chapter 7; a step costs the same with others
 
@@ -37,10 +37,10 @@ class Speeds(NamedTuple):
     launch: float                # seconds, in a graph, of a kernel that does next to nothing
 
 
-# Rows of data/measurements, rounded: products of a step's shapes reach 460 to 700 TFLOP/s alone,
-# attention 250 to 330, in two pieces 54 to 79, a copy 4.3 TB/s; and 1.2 us a launch in a graph.
-# No step was timed with the library's tf32 and float32: the data sheet's dense peaks, times the
-# share of its peak that bf16 reaches; nor with attention in three pieces: half the speed of two.
+# Rows of data/measurements, rounded: products of a step's shapes reach 370 to 650 TFLOP/s alone,
+# attention 245 to 320, a copy 4.2 TB/s. From no row of them: 1.2 us a launch in a graph; attention
+# in two pieces, and half as fast in three; the library's tf32 and float32, which have the data
+# sheet's dense peaks, times the share of its peak that bf16 reaches.
 H200 = Speeds(
     Machine((9, 0), 132, l2=int(CARDS["h200"].l2_bytes)),
     {"bf16": 600e12, "tf32": 300e12, "float32": 40e12},

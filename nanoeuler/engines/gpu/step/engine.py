@@ -58,7 +58,7 @@ LOSS_ROWS, LOSS_BYTES, LOSS_UNIT = 4096, 1 << 30, 256
 # Hidden channels come in multiples of it where a product stores gates (`wgmma_launch.sizes`).
 GATES = 64
 # Columns from which on a norm's output is made again and not kept: a layer's products grow with
-# the square of them, and the norms' kernels with the columns: 0.5 % of llama-1b's step.
+# the square of them, and the norms' kernels with the columns: 0.4 % of llama-1b's step.
 WIDE = 2048
 LOGITS = "logits"  # the memory for those with padding: zero before the first step
 PITCH = 64  # a row's logits of one predicted token, with padding, are a multiple of it

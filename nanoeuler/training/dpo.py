@@ -254,9 +254,9 @@ def _take_steps(
                 return
 
 
-# Chosen, not measured: a third of `sft.LEARNING_RATE`. For wide models `optim.rate_for` lowers it.
+# Chosen, not measured: 0.3 of `sft.LEARNING_RATE`. For wide models `optim.rate_for` lowers it.
 LEARNING_RATE = 3e-4
-# Four thousand comparisons, some minutes on two cores.
+# Four thousand comparisons, one or two minutes on two cores.
 PREFERRING = Settings(steps=250, weight_decay=0.0)
 
 

@@ -219,8 +219,8 @@ def _line(
     if not math.isfinite(numbers["loss"] + norm):
         raise UserError(
             f"step {number}: expected a finite loss and gradient, got a loss of "
-            f"{numbers['loss']:.3g} and a norm of {norm:.3g}; the last save is from before and "
-            "good: start anew with a lower learning rate"
+            f"{numbers['loss']:.3g} and a norm of {norm:.3g}; the last save, if there is "
+            "one, is from before and good: start anew with a lower learning rate"
         )
     run.step = number
     return {"step": number, **numbers, "lr": lr, "gradient_norm": norm, "tokens": tokens.size,
@@ -254,9 +254,9 @@ def _take_steps(
                 return
 
 
-# Chosen, not measured: a third of `sft.LEARNING_RATE`. For wide models `optim.rate_for` lowers it.
+# Chosen, not measured: 0.3 of `sft.LEARNING_RATE`. For wide models `optim.rate_for` lowers it.
 LEARNING_RATE = 3e-4
-# Four thousand comparisons, some minutes on two cores.
+# Four thousand comparisons, one or two minutes on two cores.
 PREFERRING = Settings(steps=250, weight_decay=0.0)
 
 

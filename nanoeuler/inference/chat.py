@@ -22,7 +22,7 @@ from nanoeuler.tokenizer.chat_template import end_of, messages_of, prompt, templ
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 TEMPERATURE = 0.5  # below that of `generate`: an answer should be a likely one
-TOKENS = 1024  # of an answer at most, some 700 words: what goes on longer is mostly a loop
+TOKENS = 1024  # of an answer at most, some 700 words: what goes on longer is probably a loop
 
 
 class Turn(NamedTuple):
@@ -36,7 +36,7 @@ class Turn(NamedTuple):
 class Memory:
     """What was said, and how much of it a model of this context sees at a question.
 
-    `turns`: all that was said; at the last question the model saw the newest `kept` of them.
+    `turns`: all that was said; of those before the last question the model saw the newest `kept`.
     `system`: the message that it reads before everything else.
     """
 
@@ -156,7 +156,7 @@ class Chat:
     def reply(self, question: str) -> Iterator[str]:
         """Yield the answer piece by piece. UserError as `Memory.sees` has it.
 
-        With its last piece the answer becomes a turn. If the generator is closed before, the part
+        After its last piece the answer becomes a turn. If the generator is closed before, the part
         answered so far does.
         """
         before, ids = self.memory.sees(question)

@@ -2,8 +2,9 @@
 
 BASE is a trained run of a small model. It is fine-tuned twice into FOLDER, on the same embedded
 pairs with the same settings: each pair as a conversation of its own, and in conversations of one to
-MOST turns. Then both are judged on the same held-out answers, after 0, 1, ... earlier turns: pairs
-that have nothing to do with the question. A fine-tuning that was cut short goes on where it was.
+MOST turns (most of the longer ones do not fit the context, and `fitting` cuts them into single
+turns). Then both are judged on the same held-out answers, after 0, 1, ... earlier turns: pairs that
+have nothing to do with the question. A fine-tuning that was cut short goes on where it was.
 
 Rows of data/measurements/conversation.json, and what the models said in
 data/trained/conversation.json.
@@ -29,7 +30,7 @@ from nanoeuler.training.checkpoint import load_model
 from nanoeuler.training.run import Settings
 from nanoeuler.training.sft import finetune, spell
 
-MOST = 3      # turns of a conversation: as many as a context of 128 tokens has room for
+MOST = 3      # turns of a conversation: as many of SHORT tokens as fit a context of 128
 SHORT = 42    # tokens of a turn that is judged with, a third of that context
 STEPS = 300
 ASKED = "What does json.dumps do?", "What does it return?", "And what is json for?"

@@ -150,7 +150,7 @@ def product(name: str, a: Any, b: Any, c: Any, multiprocessors: int = 132) -> La
     | persistent | maps of A, B, C; tiles of a cluster down and across C, k-blocks               |
     | others     | maps of A, B, C; k-blocks                                                     |
 
-    Numerics: float32 sums of 16 of k after 16, rounded once to bf16; the same in every run.
+    Numerics: float32 sums in order of k, 16 at once; rounded once to bf16; the same in every run.
     """
     verify(name, a, b, c)
     rung, kernel, (m, k), n = RUNGS[name], rung_kernel(name), a.shape, b.shape[0]

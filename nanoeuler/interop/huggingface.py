@@ -26,7 +26,7 @@ from nanoeuler.model.weights import Weights
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # transformers' names
 # Weights as pickles, which are programs in disguise: we don't read them.
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "*.pth", "*.pt", "*.ckpt", "*.pkl")
-MOST_JSON = 50_000_000  # bytes of a configuration or an index; these families' have some 100 kB
+MOST_JSON = 50_000_000  # bytes of a configuration or an index; these families' have up to 100 kB
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # and as config.json has them
 
 

@@ -18,7 +18,7 @@ from nanoeuler.errors import UserError
 from nanoeuler.tokenizer.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 Message = Mapping[str, Any]  # "role" and "content", and what else a template reads
-MAX_TEMPLATE = 1 << 20  # characters; the longest in use have some twenty thousand
+MAX_TEMPLATE = 1 << 20  # characters; long templates have some tens of thousands
 MAX_TEXT = 1 << 26  # characters that a template may repeat something into
 
 # The template of our own models, for programs that speak Jinja: chat_template.py writes the same.
@@ -27,7 +27,7 @@ OURS = (
     "message['content'] + '<|assistant|>' }}{% elif message['role'] == 'assistant' %}{{ "
     "message['content'] + '<|end|>' }}{% else %}{{ message['content'] }}{% endif %}{% endfor %}"
 )
-# Characters that Unicode keeps for a program's own use: no text has them.
+# Noncharacters, which Unicode keeps for a program's internal use: hardly any text has them.
 GUARDS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 
 

@@ -127,7 +127,8 @@ def _alignment(metadata):
     """The number of bytes of which every tensor begins at a multiple; ValueError."""
     value = metadata.get("general.alignment", ALIGNMENT)
     if type(value) is not int or not 8 <= value <= 1 << 20 or value & (value - 1):
-        raise ValueError(f"its alignment is {quoted(value)}, and should be a power of two from 8")
+        raise ValueError(f"its alignment is {quoted(value)}, and should be a power of two from 8 "
+                         "to 2^20")
     return value
 
 

@@ -179,7 +179,7 @@ def quantize(x: np.ndarray, kind: str) -> np.ndarray:
     """float32 numbers (n,) as bytes of F32, F16, BF16 or Q8_0: (bytes,) uint8.
 
     Of Q8_0 a number is off by at most half of its block's scale, equation eq-quantized-bound,
-    where the largest of the block is 0.001 or more: below, float16 has fewer bits for the scale.
+    where its largest number is 0.001 or more: below, float16 has too few bits for the scale.
     UserError for numbers that the kind can't hold.
     """
     if kind != "Q8_0":

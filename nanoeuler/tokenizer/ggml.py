@@ -158,7 +158,7 @@ def metadata_of(vocabulary: Vocabulary, rows: int = 0) -> dict[str, Any]:
 
 
 def _scores(vocabulary: Vocabulary, size: int) -> list[float]:
-    """The score of each token: its own, or minus the place, from 1, of its first merge."""
+    """The score of each token: its own, or -1 - the rank of the first merge that makes it."""
     scores = [*vocabulary.scores]
     if not scores:
         scores = [0.0] * len(vocabulary.tokens)

@@ -18,7 +18,7 @@ from nanoeuler.errors import UserError
 from nanoeuler.tokenizer.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 Message = Mapping[str, Any]  # "role" and "content", and what else a template reads
-MAX_TEMPLATE = 1 << 20  # characters; long templates have some tens of thousands
+MAX_TEMPLATE = 1 << 20  # characters; a long template, Kimi K3's, has 15 thousand
 MAX_TEXT = 1 << 26  # characters that a template may repeat something into
 
 # The template of our own models, for programs that speak Jinja: chat_template.py writes the same.

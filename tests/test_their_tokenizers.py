@@ -197,6 +197,13 @@ def test_bytes_without_a_token_are_dropped_as_hugging_face_does():
         assert ours.encode(text).tolist() == theirs.encode(text).ids, text
 
 
+def test_bytes_without_a_token_that_are_an_unknown_one_are_refused():
+    content = json.loads(huggingface_trained("digits", RIVER, 500).to_str())
+    content["model"]["unk_token"] = next(iter(content["model"]["vocab"]))
+    with pytest.raises(UserError, match="a token for each of the 256 bytes, or no unk_token"):
+        huggingface.vocabulary_of(content, "it")
+
+
 @given(st.lists(st.sampled_from(["<think>", "<thi", "nk>", " ", "a", "</think>", "<", "1", "é"])))
 @settings(deadline=None)
 def test_added_tokens_are_found_in_chunks_of_any_size(parts):

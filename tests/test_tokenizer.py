@@ -394,6 +394,18 @@ def test_a_word_over_the_limit_is_refused(monkeypatch):
         refuse("words of at most 1000", list, small().encode_stream([hopeless]))
 
 
+@pytest.mark.parametrize("before", range(980, 1001))
+def test_a_special_name_where_a_long_text_may_be_cut_is_its_token(monkeypatch, before):
+    monkeypatch.setattr(pretokenizer, "MAX_WORD", 1000)
+    monkeypatch.setattr("nanoeuler.tokenizer.tokenizer.MAX_WORD", 1000)
+    tokenizer, text = small(), (" a" * 600).encode()
+    name, one = next(iter(tokenizer.special.items()))
+    long = text[:before] + name.encode() + text
+    wanted = [*tokenizer.encode(text[:before]), one, *tokenizer.encode(text)]
+    assert tokenizer.encode(long, special=True).tolist() == wanted
+    assert one not in tokenizer.encode(long)
+
+
 STREAMED = """
 import sys
 from nanoeuler.tokenizer.tokenizer import Tokenizer

@@ -137,6 +137,9 @@ def _of_bytes(
     byte_ids = np.full(256, -1, np.int32)
     for byte, name in zip(BYTE_FROM_ID, VISIBLE, strict=True):
         byte_ids[byte] = ids.get(name, -1)
+    if content["model"].get("unk_token") and (byte_ids < 0).any():
+        raise UserError(f"{source}: expected a token for each of the 256 bytes, or no unk_token; "
+                        f"byte {int(np.argmin(byte_ids))} has none, and would be unknown")
     decoder = content.get("decoder")
     if decoder is not None and _types(decoder) != ["ByteLevel"]:
         raise _unknown(source, "decoder", decoder, "ByteLevel")

@@ -180,7 +180,7 @@ class Tokenizer:
         begins: whether `text` begins a whole text, where SentencePiece puts a space.
         """
         text = utf8(text)
-        if len(text) > MAX_WORD:  # a shorter one can have no word that is too long
+        if len(text) > MAX_WORD and not special:  # a shorter one can have no word that is too long
             pieces = list(self._segments.pieces([text]))
         elif self._segments.plain and not special:
             return encode_words(text, self._table, self._rules)
@@ -199,7 +199,9 @@ class Tokenizer:
                 rows.append(np.array([part], np.int32))
             else:
                 part = part.replace(guard.encode(), b"") if guard else part
-                rows.append(encode_words(part, self._table, self._rules))
+                cut = len(part) > MAX_WORD  # the text of `special` is whole: a cut may be in a name
+                for piece in self._segments.pieces([part]) if cut else [part]:
+                    rows.append(encode_words(piece, self._table, self._rules))
         return self._segments.fused(np.concatenate(rows))
 
     def encode_batch(

@@ -151,7 +151,7 @@ KEPT, COPY, HELD_OUT = range(3)
 
 @njit(cache=True, nogil=True)
 def _with_neighbours(fates, words):
-    """Let paragraphs under 13 words go where the nearest longer ones on both sides go."""
+    """Let paragraphs under 13 words go where the nearest longer ones go: both, or at an end one."""
     before, at, n = -1, 0, fates.size
     while at < n:
         after = at

@@ -199,7 +199,7 @@ _BEGUN = "begun.json"
 
 
 def _key(files, rules, licence):
-    """A digest of all that the text depends on; files that have changed have other sizes."""
+    """A digest of what the text depends on; a file counts by its name and size."""
     said = [FORMAT, rules.language, licence, [(name, path.stat().st_size if path.is_file() else -1)
                                               for name, path in files]]  # fmt: skip
     digest = hashlib.sha256(json.dumps(said).encode())

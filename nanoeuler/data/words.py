@@ -5,7 +5,7 @@
 """Paragraphs by their words: hashes, runs of 13 words that are held out too, languages.
 
 Leaves out what happens to a copy (`cleaning`, `corpus`). A word is a run of letters and digits,
-without case; hashes are int64, 0 for none.
+without ASCII's case; hashes are int64, 0 for none.
 """
 
 from collections.abc import Iterable

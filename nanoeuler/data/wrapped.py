@@ -45,8 +45,9 @@ def _ended(out, n):
 
 @njit(cache=True, nogil=True)
 def plain(raw: np.ndarray, out: np.ndarray) -> tuple:
-    """Copy the UTF-8 text `raw` to `out` with \\n as line ends, without blanks before them and
-    control characters; out has a byte more. Return (length, -1), or (_, place) of a fault.
+    """Copy the UTF-8 text `raw` to `out` with \\n as line ends, without blanks before them or
+    ASCII's control characters, tabs excepted; out has a byte more. Return (length, -1),
+    or (_, place) of a fault.
     """
     n, at, size = 0, 0, raw.size
     if size >= 3 and raw[0] == 0xEF and raw[1] == 0xBB and raw[2] == 0xBF:  # byte order mark
@@ -67,7 +68,7 @@ def plain(raw: np.ndarray, out: np.ndarray) -> tuple:
         elif b == 0:
             return n, at
         elif 10 <= b <= 13 and not (b == 13 and at + 1 < size and raw[at + 1] == NEW):
-            n = _ended(out, n)  # line feed, tab, form feed, a carriage return of its own
+            n = _ended(out, n)  # line feed, vertical tab, form feed, lone carriage return
         at += 1
     return (n if n > 0 and out[n - 1] == NEW else _ended(out, n)), -1
 

@@ -103,7 +103,7 @@ def test_k_blocks_are_those_of_the_loops(kind):
 @pytest.mark.parametrize("kind", quants.KINDS)
 def test_blocks_are_those_of_the_package_gguf(kind):
     theirs = pytest.importorskip("gguf", reason="gguf is not installed")
-    rng, (_, _, size) = np.random.default_rng(0), quants.KINDS[kind]
+    rng, size = np.random.default_rng(0), quants.KINDS[kind].size
     raw = rng.integers(0, 256, (200, size), np.uint8)
     halves = {"Q6_K": [208], "Q8_0": [0], "Q4_0": [0], "Q5_0": [0], "F32": [], "F16": [0],
               "BF16": []}.get(kind, [0, 2])  # fmt: skip
@@ -129,6 +129,18 @@ def test_q8_0_is_off_by_half_a_scale_at_most(scale):
     bound = d / 2 + 127 * np.maximum(0, 2.0**-25 - d * 2.0**-11) + 1e-7 * scale
     assert (np.abs(again - x) <= bound).all()
     assert np.array_equal(quants.quantize(again.reshape(-1), "Q8_0"), raw) or scale == 1e-6
+
+
+def test_unpacking_takes_some_megabytes_beside_its_result():
+    """4 million numbers of each K type: a million at a time, in less than 3 times their 4 MB."""
+    for kind in ("Q4_K", "Q5_K", "Q6_K"):
+        raw = np.zeros((1 << 14) * quants.KINDS[kind].size, np.uint8)
+        tracemalloc.start()
+        try:
+            out = quants.dequantize(raw, kind)
+            assert tracemalloc.get_traced_memory()[1] < out.nbytes + 3 * 4 * quants.AT_ONCE
+        finally:
+            tracemalloc.stop()
 
 
 def test_q8_0_refuses_what_it_cannot_hold():
@@ -588,11 +600,21 @@ def test_logits_of_llama2_c_are_those_of_run_c(tmp_path, version, tied):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_llama2_c_s_version_1_is_written_as_its_own_export_does(tmp_path, tied):
-    write_c(tmp_path / "theirs.bin", drawn_c(tied), 1, tied)
+def test_llama2_c_s_version_0_is_written_as_its_own_export_does(tmp_path, tied):
+    """The version that run.c reads."""
+    _, _, _, heads, _, _, context = SIZES
+    D = SIZES[0] // heads
+    angles = np.outer(np.arange(context), [10000.0 ** (-i / D) for i in range(0, D, 2)])
+    w = drawn_c(tied) | {"freq": np.stack([np.cos(angles), np.sin(angles)])}
+    write_c(tmp_path / "theirs.bin", w, 0, tied)
     config, weights = llama2c.read_model(tmp_path / "theirs.bin")
     assert llama2c.write_model(tmp_path / "ours.bin", config, weights) == []
-    assert (tmp_path / "ours.bin").read_bytes() == (tmp_path / "theirs.bin").read_bytes()
+    ours, theirs = ((tmp_path / f"{name}.bin").read_bytes() for name in ("ours", "theirs"))
+    assert ours[:28] == theirs[:28] and len(ours) == len(theirs)
+    found, wanted = (np.frombuffer(each, "<f4", offset=28) for each in (ours, theirs))
+    other = np.flatnonzero(found != wanted)  # a cosine of float64 may round the other way
+    np.testing.assert_array_max_ulp(found[other], wanted[other], 1)
+    assert other.size < 4 and same(llama2c.read_model(tmp_path / "ours.bin")[1], weights)
 
 
 @pytest.mark.parametrize("name", [

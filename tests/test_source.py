@@ -1,5 +1,6 @@
 """Other people's models by one door: what a source is, what is read, what is written."""
 
+import pickle
 import sys
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import pytest
 
 import nanoeuler as ne
 from nanoeuler.errors import UserError
-from nanoeuler.interop import source
+from nanoeuler.interop import llama2c, source
 from nanoeuler.interop.source import fetch, kind_of, read_source, write_source
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import initialise
@@ -76,6 +77,17 @@ def test_what_is_no_model_is_refused_in_a_line(parts, tmp_path):
         write_source("onnx", tmp_path / "x", *parts)
     assert not (tmp_path / "x").exists()
     assert kind_of(tmp_path / "model.pt") == source.PICKLE
+
+
+@pytest.mark.parametrize("dim", [128, 640, 768])
+def test_a_version_0_of_llama2_c_is_known_at_any_width(tmp_path, dim):
+    """640 channels, as a whole number of four bytes, begin as a pickle does."""
+    config = ModelConfig(vocab_size=260, dim=dim, n_layers=1, n_heads=2, n_kv_heads=2, hidden=8,
+                         context=4, n_predict=1, tied=True)  # fmt: skip
+    llama2c.write_model(tmp_path / "m.bin", config, initialise(config, seed=3))
+    assert kind_of(tmp_path / "m.bin") == source.LLAMA2C
+    (tmp_path / "p.bin").write_bytes(pickle.dumps({"dim": dim}, 2))
+    assert kind_of(tmp_path / "p.bin") == source.PICKLE
 
 
 class Hub(SimpleNamespace):

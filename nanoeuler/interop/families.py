@@ -244,7 +244,7 @@ SILUS = ("silu", "swish")  # two names of one function
 MEANT = ("n_inner", "num_key_value_heads", "head_dim", "sliding_window")
 
 
-# Families that people try, and the one thing in each that our model can't do.
+# Families that people try, and something in each that our model doesn't do.
 OTHERS = {
     "mixtral": "a mixture of experts", "qwen2_moe": "a mixture of experts",
     "qwen3_moe": "a mixture of experts", "deepseek_v2": "a mixture of experts",
@@ -256,7 +256,7 @@ OTHERS = {
     "gpt_neox": "attention and MLP in parallel", "gptj": "attention and MLP in parallel",
     "falcon": "attention and MLP in parallel", "bloom": "ALiBi positions",
     "mpt": "ALiBi positions", "smollm3": "layers without rotary positions",
-    "mamba": "no attention", "qwen3_next": "layers without attention",
+    "mamba": "no attention", "qwen3_next": "layers of linear attention",
 }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32  # the last one where a file do
 SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "<u1",
            10: "<u8", 11: "<i8", 12: "<f8"}  # fmt: skip
 TRUTH, STRING, ARRAY = 7, 8, 9  # the other types of values
-MOST_NESTED = 2  # arrays of arrays; no published file has any
+MOST_NESTED = 2  # arrays around an array; ggml's own reader takes none
 MOST_AXES = 4  # of a tensor; ggml's own limit
 
 
@@ -63,7 +63,7 @@ class Cursor:
         return self.data[at : at + n].decode("utf-8")
 
     def value(self, code: int, depth: int = 0) -> Any:
-        """The next value of this type: a number, bool, str, list of str, or array of numbers."""
+        """The next value of this type: a number, bool, str, or what `_array` returns."""
         if code == STRING:
             return self.text()
         if code == ARRAY:
@@ -76,7 +76,7 @@ class Cursor:
         return bool(value) if code == TRUTH else value
 
     def _array(self, depth):
-        """The next array: a NumPy array of numbers, or a list of anything else."""
+        """The next array: of NumPy for numbers and bool, a list for texts and arrays."""
         code, n = self.number("I"), self.number("Q")
         if code in SCALARS:
             kind = np.dtype(SCALARS[code])
@@ -127,7 +127,8 @@ def _alignment(metadata):
     """The number of bytes of which every tensor begins at a multiple; ValueError."""
     value = metadata.get("general.alignment", ALIGNMENT)
     if type(value) is not int or not 8 <= value <= 1 << 20 or value & (value - 1):
-        raise ValueError(f"its alignment is {quoted(value)}, and should be a power of two")
+        raise ValueError(f"its alignment is {quoted(value)}, and should be a power of two from 8 "
+                         "to 2^20")
     return value
 
 

@@ -4,7 +4,7 @@
 # %% sec-quantized-model
 """Models in GGUF files: the keys and names of llama.cpp's architectures, in and out.
 
-Leaves out the file as such (gguf.py) and its tokenizer (the room of that name).
+Leaves out the file as such (gguf.py) and its tokenizer (nanoeuler/tokenizer).
 """
 
 from collections.abc import Mapping
@@ -102,7 +102,7 @@ def llama3_factors(
     return (1 / (share + (1 - share) / factor)).astype(np.float32)
 
 
-# Llama 3.1's and 3.2's. The last one is a key of llama.cpp, the others are in our own files alone.
+# Llama 3.1's to 3.3's. The last one is a key of llama.cpp, the others are in our own files alone.
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_context_length": 8192}
 
 

@@ -24,9 +24,9 @@ from nanoeuler.model.stored import Piece
 from nanoeuler.model.weights import Weights
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # transformers' names
-# Forms of weights that we don't read. The first ones are programs in disguise.
+# Weights as pickles, which are programs in disguise: we don't read them.
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "*.pth", "*.pt", "*.ckpt", "*.pkl")
-MOST_JSON = 50_000_000  # bytes of a configuration or an index; published ones have some 100 kB
+MOST_JSON = 50_000_000  # bytes of a configuration or an index; these families' have up to 100 kB
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # and as config.json has them
 
 
@@ -128,8 +128,9 @@ def read_config(folder: str | Path) -> ModelConfig:
 def read_folder(folder: str | Path, context: int | None = None) -> tuple[ModelConfig, Weights]:
     """The model in a folder of Hugging Face's format; its weights stay in the files.
 
-    Nothing large is read before all names and shapes have been checked. UserError for what our
-    model can't be, and for damage. context: a smaller one than the model has.
+    Names and shapes are checked before numbers are read, except that a tied model's output matrix
+    is first compared with its embedding. UserError for what our model can't be, and for damage.
+    context: a smaller one than the model has.
     """
     folder = Path(folder)
     record = _record(folder)

@@ -2,9 +2,9 @@
 
 
 # %% sec-quantized-llama2c
-"""Checkpoints of llama2.c: versions 0, 1 and 2 of its .bin are read, and version 1 is written.
+"""Checkpoints of llama2.c: versions 0, 1 and 2 of its .bin are read, and version 0 is written.
 
-Leaves out its tokenizer.bin (the room of the tokenizer).
+Leaves out its tokenizer.bin (nanoeuler/tokenizer).
 """
 
 import math
@@ -32,7 +32,7 @@ from nanoeuler.interop.families import (
 from nanoeuler.model.config import ModelConfig
 from nanoeuler.model.weights import Weights
 
-MAGIC = 0x616B3432  # "ak42", the first four bytes of every version but the first
+MAGIC = 0x616B3432  # "ak42", stored backwards at the beginning of every version but the first
 HEADER = 256  # bytes of the header of those versions
 
 
@@ -161,8 +161,15 @@ FIXED: Mapping[str, Any] = {
 }  # fmt: skip
 
 
+def _freq_cis(config):
+    """RoPE's cosines and sines for each position, (2, context, head_dim / 2)."""
+    turns = config.rope_base ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
+    angles = np.arange(config.context)[:, None] * turns
+    return np.stack([np.cos(angles), np.sin(angles)])
+
+
 def write_model(path: str | Path, config: ModelConfig, weights: Weights) -> list[str]:
-    """Write a model as version 1 of llama2.c's .bin, float32; sentences say what is not in it.
+    """Write a model as version 0 of llama2.c's .bin, float32; sentences say what is not in it.
 
     UserError for a model that run.c does not compute.
     """
@@ -173,11 +180,12 @@ def write_model(path: str | Path, config: ModelConfig, weights: Weights) -> list
     target = target_of(config, family_of(config))
     table = table_of(target, LAYOUT)
     shapes, make = exported(config, weights, table)
+    vocab = config.vocab_size if config.tied else -config.vocab_size
     sizes = (config.dim, config.hidden, config.n_layers, config.n_heads, config.n_kv_heads,
-             config.vocab_size, config.context)  # fmt: skip
-    head = struct.pack("<Ii7iB", MAGIC, 1, *sizes, config.tied)
+             vocab, config.context)  # fmt: skip
     with replacing(path) as temporary, open(temporary, "wb") as file:
-        file.write(head.ljust(HEADER, b"\0"))
-        for name, _ in in_order(target, table, 1):
-            file.write(np.ascontiguousarray(make(name), "<f4").data)
+        file.write(struct.pack("<7i", *sizes))
+        for name, _ in in_order(target, table, 0):
+            tensor = _freq_cis(config) if name == "freq_cis" else make(name)
+            file.write(np.ascontiguousarray(tensor, "<f4").data)
     return left_out(config)

@@ -127,7 +127,8 @@ def q6_k(blocks: np.ndarray) -> np.ndarray:
     """d scale (q - 32). Blocks (n, 210) uint8: 4 bits of 256, 2 bits of 256, 16 int8 scales, d.
 
     Each half of a block has 64 bytes of lower bits and 32 bytes of upper ones. Of its four
-    quarters the first two have the low nibbles, and quarter j has the bits 2 j of the upper bytes.
+    quarters the first two have the low nibbles, and quarter j has the bits 2 j and 2 j + 1 of the
+    upper bytes.
     """
     low = blocks[:, :128].reshape(-1, 2, 1, 64)
     low = np.concatenate([low & 15, low >> 4], axis=2).reshape(-1, 2, 4, 32)
@@ -143,7 +144,7 @@ UNPACK: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "Q8_0": q8_0, "Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_1": q5_1,
     "Q4_K": q4_k, "Q5_K": q5_k, "Q6_K": q6_k,
 }  # fmt: skip
-AT_ONCE = 1 << 16  # blocks; what is in between takes some MB, however large the tensor
+AT_ONCE = 1 << 20  # numbers; what is in between takes some MB, however large the tensor
 
 
 def dequantize(raw: np.ndarray, kind: str) -> np.ndarray:
@@ -155,8 +156,9 @@ def dequantize(raw: np.ndarray, kind: str) -> np.ndarray:
     blocks = raw.reshape(-1, size)
     out = np.empty((len(blocks), numbers), np.float32)
     with np.errstate(invalid="ignore", over="ignore"):  # of a damaged file; readers look for it
-        for at in range(0, len(blocks), AT_ONCE):
-            out[at : at + AT_ONCE] = UNPACK[kind](np.asarray(blocks[at : at + AT_ONCE]))
+        step = AT_ONCE // numbers
+        for at in range(0, len(blocks), step):
+            out[at : at + step] = UNPACK[kind](np.asarray(blocks[at : at + step]))
     return out.reshape(-1)
 
 
@@ -176,7 +178,8 @@ def finite(raw: np.ndarray, kind: str) -> bool:
 def quantize(x: np.ndarray, kind: str) -> np.ndarray:
     """float32 numbers (n,) as bytes of F32, F16, BF16 or Q8_0: (bytes,) uint8.
 
-    Of Q8_0 a number is off by at most half of its block's scale, equation eq-quantized-bound.
+    Of Q8_0 a number is off by at most half of its block's scale, equation eq-quantized-bound,
+    where its largest number is 0.001 or more: below, float16 has too few bits for the scale.
     UserError for numbers that the kind can't hold.
     """
     if kind != "Q8_0":

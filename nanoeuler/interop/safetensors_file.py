@@ -21,7 +21,7 @@ from nanoeuler.errors import UserError, quoted
 from nanoeuler.files import check_regular, replacing
 from nanoeuler.model.stored import Piece
 
-# Bytes of one number of each type of the format, except for those smaller than a byte.
+# Bytes of one number of each type of the format, except those below a byte and the FNUZ ones.
 SIZES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "I16": 2, "U16": 2,
     "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8, "C64": 8,

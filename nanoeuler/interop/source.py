@@ -32,8 +32,10 @@ HUB = "hf:"  # before the name of a repository of the Hub, OWNER/NAME
 RUN, FOLDER, GGUF, LLAMA2C, PICKLE, NOTHING = (
     "run", "Hugging Face folder", "GGUF", "llama2.c", "pickle", "nothing",
 )  # fmt: skip
-# How a file begins. The last two are what torch.save writes, and a bare pickle.
-MAGIC = {b"GGUF": GGUF, b"24ka": LLAMA2C, b"PK\x03\x04": PICKLE, b"\x80\x02": PICKLE}
+# How a file begins; the first that fits counts. The last two are what torch.save writes, and a bare
+# pickle. The third is version 0 of llama2.c with 640 channels: no pickle continues with zeros.
+MAGIC = {b"GGUF": GGUF, b"24ka": LLAMA2C, (640).to_bytes(4, "little"): LLAMA2C,
+         b"PK\x03\x04": PICKLE, b"\x80\x02": PICKLE}  # fmt: skip
 
 
 class Imported(NamedTuple):

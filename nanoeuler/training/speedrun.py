@@ -144,7 +144,7 @@ class Race:
         return self.clock.left > (number + 1 - self.run.step) * self.pace
 
     def take_steps(self) -> None:
-        """All steps that fit, to the end of the last. UserError if none does."""
+        """All steps that fit, to the last's end. UserError if it's LATE s late, or none fits."""
         number = 0
         while (self.plan.steps is None or number < self.plan.steps) and self.fits(number):
             number += 1

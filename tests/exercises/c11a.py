@@ -9,6 +9,7 @@ NAMES = dict(np=np)
 ANSWERS = [
     ("snake", "every column downwards", "step % 2 == 1", "False"),
     ("snake", "every column upwards", "step % 2 == 1", "True"),
+    ("snake", "every group from the bottom", "step % 2 == 1", "step % 2 == 0"),
     ("snake", "the last group as high as the others", "min(group, down - first)", "group"),
     ("snake", "turned round in a whole group", "high - 1 - x", "group - 1 - x"),
     ("snake", "turned round one too far", "high - 1 - x", "high - x"),

@@ -112,7 +112,7 @@ class Rung(NamedTuple):
 
     @property
     def shared(self) -> int:
-        """Bytes of a block's shared memory: stages, boxes, 256 for mbarriers."""
+        """Bytes of a block's shared memory: alignment, stages, boxes, 256 for mbarriers."""
         return ALIGN + self.stages * self.stage + self.threads // 128 * 2 * BOX + 256
 
 
@@ -150,7 +150,7 @@ def product(name: str, a: Any, b: Any, c: Any, multiprocessors: int = 132) -> La
     | persistent | maps of A, B, C; tiles of a cluster down and across C, k-blocks               |
     | others     | maps of A, B, C; k-blocks                                                     |
 
-    Numerics: float32 sums in order of k, rounded once to bf16; the same in every run.
+    Numerics: float32 sums in order of k, 16 at once; rounded once to bf16; the same in every run.
     """
     verify(name, a, b, c)
     rung, kernel, (m, k), n = RUNGS[name], rung_kernel(name), a.shape, b.shape[0]

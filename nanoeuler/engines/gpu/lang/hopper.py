@@ -31,7 +31,7 @@ mbarrier_arrive = instruction("mbarrier.arrive.shared::cta.b64 _, [$0];", "r")
 # address, bytes: one arrival, and the phase waits for so many bytes from the copy engine as well
 mbarrier_expect = instruction("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", "r r")
 # address, rank: an arrival at the barrier that stands at this offset in that block of the cluster.
-# Without .release.cluster, which would flush all the block wrote; a stage that was read needs none.
+# Without .release.cluster, which would flush earlier writes; a stage that was read needs none.
 mbarrier_arrive_at = instruction(
     "{ .reg .b32 a; mapa.shared::cluster.u32 a, $0, $1;"
     " mbarrier.arrive.shared::cluster.b64 _, [a]; }",

@@ -24,9 +24,9 @@ from nanoeuler.engines.gpu.lang.vectors import expect, given, kind_of
 from nanoeuler.errors import UserError
 from nanoeuler.model.weights import Weights
 
-THREADS = 256  # of a block: 128 to 512 are nearly alike (the table of attempts)
+THREADS = 256  # of a block: 128 to 512 are nearly alike (the log book's table)
 LANE = 4     # parameters that a thread moves at once: 16 bytes of float32
-ROUNDS = 1   # how often: measured, the table of attempts
+ROUNDS = 1   # how often: measured, the log book's table
 HALF, UPPER, NAN = 0x8000, -0x10000, 0x7FC00000  # half of 2^16; the upper 16 bits; a nan's bits
 
 
@@ -230,7 +230,7 @@ class Segment(NamedTuple):
 
 
 def segments(weights: Weights) -> list[Segment]:
-    """The segments of a model's weights, each with its padding, in the order of their names.
+    """The segments of a model's weights, each with its padding, in the order of the buffer.
 
     Matrices decay. Everything except norms has a copy, at the same index.
     """

@@ -8,8 +8,8 @@
     targets, losses (rows, K)                     scale, sums (K,)
 
 A row, in a kernel, is one head of one position; a block works on it. Numbers are float32 in
-registers. A logit that is nan or +infinity, a target that is no token, or a row of nothing but
-logits below -1e38 makes the loss a nan or infinite, so no step is taken. Left out: smoothing of
+registers. If a row counts, a logit that is nan or +infinity, a target that is no token, or nothing
+but logits below -1e38 makes the loss a nan or infinite, so no step is taken. Left out: smoothing of
 targets, rows that do not begin at a multiple of 16 bytes.
 """
 
@@ -275,8 +275,8 @@ def loss_kernel(form: Form) -> Kernel:
 
 HOLD = 4          # vectors in a thread's registers at most, for a row that is held there
 BLOCKS = 128, 256, 512  # threads of its block
-# Threads, and vectors that each has in registers at a time, of rows in shared memory and of rows
-# that are read twice: measured, the table of attempts.
+# Threads (measured: the log book's table), and vectors that each has in registers at a time, of
+# rows in shared memory and of rows that are read twice.
 WAITING, AGAIN = (1024, 2), (512, 4)
 ROOM = 112 << 10  # bytes of a row in shared memory at most: an H200's multiprocessor has two such
 PLACES = 2 * 4 * WARPS  # bytes that block_max and block_sum have beside it

@@ -107,8 +107,8 @@ def read_source(
 ) -> Imported:
     """The model at `source`: a folder of the Hub, a .gguf file, llama2.c's .bin, or hf:OWNER/NAME.
 
-    context: positions, fewer than the model has; None: all. tokenizer: a file, where the source has
-    none. UserError in one line for a model that ours can't be, and for a damaged one.
+    context: positions, at most the model's; None: all. tokenizer: a file, in place of the source's
+    own. UserError in one line for a model that ours can't be, and for a damaged one.
     """
     origin, path = str(source), Path(source)
     if origin.startswith(HUB):
@@ -138,7 +138,7 @@ EXPECTED = {
 
 
 # %% sec-in-out-hub
-# The files of a repository that we read; whatever else it holds stays there.
+# The files of a repository that we fetch; whatever else it holds stays there.
 WANTED = (
     "config.json", "*.safetensors", huggingface.INDEX, "tokenizer.json", "tokenizer.model",
     "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",

@@ -17,7 +17,7 @@ from pathlib import Path
 from nanoeuler.data.catalogue import Source
 from nanoeuler.errors import UserError, quoted
 
-# The marks' variants are those of the books in data/sources.toml; each is in tests/test_documents.
+# They match all variants in the books of data/sources.toml; each is in tests/test_documents.
 _START = re.compile(
     r"^\*\*\* ?START OF TH(?:E|IS) PROJECT GUTENBERG EBOOK\b.{0,300}?\*\*\*[ \t]*$", re.M | re.S
 )

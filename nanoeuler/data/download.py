@@ -131,7 +131,7 @@ def _again(retries, problem, file, have, first):
 
 
 def download(file: File, part: Path, report: Callable, pause: Callable = time.sleep) -> bool:
-    """Download the rest of a file into `part`; True if it is put together from several answers.
+    """Download the rest of a file into `part`; True if several answers may have made it.
 
     Calls report(name, have, size, note) with its progress, and pause(seconds) to wait. UserError
     says what is in the way.

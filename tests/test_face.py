@@ -236,7 +236,7 @@ def test_pairs_from_a_generator_are_learned(base, tmp_path):
 def test_numbers_and_texts_of_the_wrong_kind_are_told(base):
     for call in (base.generate, base.stream):  # which says it before a piece is asked for
         for tokens in (-1, "5", 1.5, None):
-            with pytest.raises(ne.UserError, match="expected tokens to be a whole number"):
+            with pytest.raises(ne.UserError, match="number of new tokens to be a whole number"):
                 call("The", tokens)
         for knob, value in (("temperature", float("nan")), ("seed", -1), ("seed", "a"),
                             ("top_k", 0.5), ("top_p", None)):  # fmt: skip

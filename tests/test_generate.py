@@ -300,7 +300,7 @@ def test_the_options_may_be_numbers_of_numpy():
 @pytest.mark.parametrize("n", [-1, "5", 1.5, None])
 def test_a_number_of_tokens_that_is_none_is_refused(n):
     config, weights = model()
-    with pytest.raises(UserError, match="expected tokens to be a whole number of at least 0, got"):
+    with pytest.raises(UserError, match="new tokens to be a whole number of at least 0, got"):
         generate(Decoder(config, weights), [1], n)
     assert list(generate(Decoder(config, weights), [1], 0)) == []
 

@@ -236,8 +236,8 @@ def check_length(n: int, tokens: Sequence[int]) -> None:
     """UserError unless n is a whole number of at least 0 and the prompt has a token."""
     if not (isinstance(n, Integral) and n >= 0):
         raise UserError(
-            f"expected tokens to be a whole number of at least 0, got {n!r:.60}: "
-            "choose another number of new tokens"
+            "expected the number of new tokens to be a whole number of at least 0, "
+            f"got {n!r:.60}: choose another"
         )
     if len(tokens) == 0:
         raise UserError("expected a prompt of at least one token, got an empty one")
@@ -353,7 +353,7 @@ def generate_together(
         if not any(new):
             break
         pairs = zip(held, new, strict=True)
-        # of a text that has ended nothing is read
+        # nothing is read of a text that has ended
         asked = [fitted(reader.config, *each) if each[1] else ([], 0) for each in pairs]
         pieces, starts = map(list, zip(*asked, strict=True))
         logits = reader.read(pieces, starts)[:, 0, 0]

@@ -17,7 +17,7 @@ import numpy as np
 
 from nanoeuler.errors import UserError
 
-# The largest temperature (all tokens of a usual model are then equally likely) and penalty.
+# The largest temperature and penalty. (So hot, all tokens of a usual model are equally likely.)
 HOTTEST = 1e30
 LEAST = 1e-30  # the least penalty: 3e38, the largest float32, / 1e-30 is 3e68, and fits a float64
 

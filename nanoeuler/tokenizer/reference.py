@@ -4,7 +4,7 @@
 # %% sec-tokenizer-hand
 """Byte-pair encoding as one would write it first, in plain Python.
 
-It is slow, and has neither special tokens nor files. The fast tokenizer.py has both,
+It is slow, and has neither special tokens nor a file format. The fast tokenizer.py has both,
 and is compared with this module. Ids below 256 are the bytes; 256 + m is the id that merge m makes.
 """
 
@@ -73,7 +73,7 @@ def train_incremental(words: dict[bytes, int], wanted: int) -> list[tuple[int, i
             lines[w] = merged(lines[w], best, new)
             for pair in pairwise(lines[w]):
                 counts[pair] += times[w]
-                if new in pair:  # `best` has no `new`, so places[best] stays
+                if new in pair:  # `best` has no `new`, so the set we loop over stays
                     places[pair].add(w)
                     born.add(pair)
         for pair in born:  # all others can only have lost: their entries are large enough

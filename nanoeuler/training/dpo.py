@@ -283,7 +283,7 @@ def _compared(
 
 
 def halves(pairs: Sequence[Pair]) -> tuple[list[Preference], list[Preference]]:
-    """Couples to learn from, and others of the last pairs, which `sft.finetune` holds out, too."""
+    """Couples of nine tenths of the pairs to learn from, and of the last tenth, as in sft."""
     at = int(len(pairs) * TRAIN_SHARE)
     return couples(pairs[:at]), couples(pairs[at:])
 

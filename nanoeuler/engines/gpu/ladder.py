@@ -691,8 +691,8 @@ shared_address = ptx(
 SIDE, DEPTH = 128, 8  # side of a block's tile of c; how much of K a piece has
 PITCH = SIDE + 4  # of a's tile, which is transposed: the 4 avoid bank conflicts of its stores
 HALF = SIDE // 2  # rows and columns from a thread's first four to its other four
-STAGE = 4 * DEPTH * SIDE  # bytes of a tile of b
-FETCH = DEPTH * SIDE // (4 * THREADS)  # 1: loads of 16 bytes by a thread, for either tile
+STAGE = 4 * DEPTH * SIDE  # bytes from b's tile of one stage to that of the other
+FETCH = DEPTH * SIDE // (4 * THREADS)  # loads of 16 bytes by a thread for each tile: one
 HELD = 4 * FETCH  # numbers that a thread fetches of one matrix
 BOTH = 2 * HELD
 

@@ -29,9 +29,9 @@ A_BYTES, B_BYTES = ROWS * DEPTH * 2, COLUMNS * DEPTH * 2  # of a k-block
 # Rows along k, swizzled; groups of eight are 1024 bytes apart. This layout ignores the 16.
 OPERAND = hopper.descriptor(16, 1024)
 
-# acc, A, B, keep: acc (+)= A B^T of a k-block, begun as one group, fence and commit included.
-# 2, 2: a step of 16 along k is 32 bytes, two units of a descriptor, in A and in B. "NT": both are
-# stored along k (see `wgmma` in the appendix).
+# acc, A, B, keep: acc = A B^T of a k-block if keep is 0, or acc += A B^T; begun as one group, with
+# fence and commit. 2, 2: a step of 16 along k is 32 bytes, two units of a descriptor, in both.
+# "NT": both are stored along k (see `wgmma` in the appendix).
 multiply = hopper.wgmma(COLUMNS, DEPTH // 16, 2, 2, "NT")
 # acc: wait until all groups are complete
 finish = hopper.wgmma_wait(SUMS)
@@ -417,7 +417,7 @@ def persistent(map_a, map_b, map_c, down, across, blocks):
 
 # %% sec-wgmma-multicast
 def fetch_shared(to, full, map_a, map_b, k, row, column):
-    """As `fetch`, but half of B into both blocks of the cluster; the other block sends the other.
+    """As `fetch`, but half of B into both blocks of the cluster; the other block sends the rest.
     All of it counts on `full`."""
     rank = int32(cuda.blockIdx.x & 1)
     half, first = int32(to + rank * (B_BYTES // 2)), int32(column + rank * (COLUMNS // 2))

@@ -232,13 +232,17 @@ def draws(
     return _draws(decoder, tokens, n, stop, sampler)
 
 
-def check_length(n: int, tokens: Sequence[int]) -> None:
-    """UserError unless n is a whole number of at least 0 and the prompt has a token."""
+def check_count(what: str, n: int) -> None:
+    """UserError, which says `what` is wrong, unless n is a whole number of at least 0."""
     if not (isinstance(n, Integral) and n >= 0):
         raise UserError(
-            "expected the number of new tokens to be a whole number of at least 0, "
-            f"got {n!r:.60}: choose another"
+            f"expected {what} to be a whole number of at least 0, got {n!r:.60}: choose another"
         )
+
+
+def check_length(n: int, tokens: Sequence[int]) -> None:
+    """UserError unless n is a whole number of at least 0 and the prompt has a token."""
+    check_count("the number of new tokens", n)
     if len(tokens) == 0:
         raise UserError("expected a prompt of at least one token, got an empty one")
 

@@ -12,13 +12,12 @@ V vocabulary, K predicted tokens.
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Unpack
 
 import numpy as np
 
 from nanoeuler.errors import UserError
-from nanoeuler.inference.decoder import Decoder, check_length
+from nanoeuler.inference.decoder import Decoder, check_count, check_length
 from nanoeuler.inference.sampling import Sampler, SamplingOptions
 
 
@@ -64,11 +63,8 @@ def generate_ahead(
             "expected a model that predicts several tokens, got one with n_predict 1: "
             "generate without guesses"
         )
-    if guesses is not None and not (isinstance(guesses, Integral) and guesses >= 0):
-        raise UserError(
-            f"expected guesses to be a whole number of at least 0, got {guesses!r:.60}: "
-            "choose another number of guesses"
-        )
+    if guesses is not None:
+        check_count("guesses", guesses)
     sampler = Sampler(**sampling)
     check_length(n, tokens)
     guesses = most if guesses is None else min(guesses, most)

@@ -30,6 +30,7 @@ from nanoeuler.interop.families import (
     weights_from,
 )
 from nanoeuler.model.config import ModelConfig
+from nanoeuler.model.layers import rope_tables
 from nanoeuler.model.weights import Weights
 
 MAGIC = 0x616B3432  # "ak42", stored backwards at the beginning of every version but the first
@@ -161,13 +162,6 @@ FIXED: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def _freq_cis(config):
-    """RoPE's cosines and sines for each position, (2, context, head_dim / 2)."""
-    turns = config.rope_base ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
-    angles = np.arange(config.context)[:, None] * turns
-    return np.stack([np.cos(angles), np.sin(angles)])
-
-
 def write_model(path: str | Path, config: ModelConfig, weights: Weights) -> list[str]:
     """Write a model as version 0 of llama2.c's .bin, float32; sentences say what is not in it.
 
@@ -183,9 +177,10 @@ def write_model(path: str | Path, config: ModelConfig, weights: Weights) -> list
     vocab = config.vocab_size if config.tied else -config.vocab_size
     sizes = (config.dim, config.hidden, config.n_layers, config.n_heads, config.n_kv_heads,
              vocab, config.context)  # fmt: skip
+    freq_cis = np.stack(rope_tables(config.context, config.head_dim, config.angles))
     with replacing(path) as temporary, open(temporary, "wb") as file:
         file.write(struct.pack("<7i", *sizes))
         for name, _ in in_order(target, table, 0):
-            tensor = _freq_cis(config) if name == "freq_cis" else make(name)
+            tensor = freq_cis if name == "freq_cis" else make(name)
             file.write(np.ascontiguousarray(tensor, "<f4").data)
     return left_out(config)

@@ -1,7 +1,7 @@
 """Time the main job as a reader runs it: `python tests/bench/pipeline.py [job] [road] [counts]`.
 
     job     harvest, train, sft and chat, each as a program of its own: about seven minutes
-    road    the same and more by one command, `nanoeuler all --size laptop`: about seven minutes
+    road    the same and more by one command, `nanoeuler all --size laptop`: about ten minutes
     counts  chapter 1's mixed tables of counts, on the text that `small` learns from: a minute
 Training takes as many steps as fit into five minutes; how many is one of the rows.
 """
@@ -54,9 +54,10 @@ def job(folder: Path) -> None:
 
 
 def said(folder: Path, line: str) -> str:
-    """What `nanoeuler LINE` prints."""
+    """What `nanoeuler LINE` prints, on both streams."""
     program = [sys.executable, "-m", "nanoeuler", *line.split()]
-    return subprocess.run(program, check=True, cwd=folder, capture_output=True, text=True).stdout
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.run(program, check=True, cwd=folder, text=True, **both).stdout
 
 
 def road(folder: Path) -> None:

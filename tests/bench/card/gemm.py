@@ -16,6 +16,7 @@ from published import PUBLISHED
 
 from nanoeuler import measurements
 from nanoeuler.engines.gpu.gemm.column_sums import columns_kernel
+from nanoeuler.engines.gpu.gemm.cublas import Gemm
 from nanoeuler.engines.gpu.gemm.epilogue import EPILOGUES
 from nanoeuler.engines.gpu.gemm.wgmma_form import Form
 from nanoeuler.engines.gpu.gemm.wgmma_kernel import gemm_kernel, sum_kernel
@@ -37,6 +38,7 @@ LEAST = {"bf16": 2.0**-9, "float32": 2.0**-24}  # what rounding a result alone m
 REPEATS = 8  # of each product, for equal bits
 STEP = [(16384, 768, 768), (2304, 768, 16384)]
 APART = "product, then rows"  # two launches of ours, beside one
+IN_PLACE = "cuBLAS in place"  # as a step calls the library; PyTorch's addmm copies C first
 GATE_THREADS = Walk(1, 2048, piece("bf16"), SUMMING).threads  # of its second, for 2048 columns
 L2 = 1.2e9  # bytes of operands beyond which one set overflows the cache by itself
 
@@ -224,7 +226,7 @@ def products_of(preset, sequences, positions, chunks):
             first = 1 if "logits" in role else times
             ways = [("store", ", stored", first), ("add", ", added", times - first)]
         for way, how, count in [way for way in ways if way[2]]:
-            other = {"add": ("torch",), "swiglu backward": (APART,)}.get(way, ())
+            other = {"add": ("torch", IN_PLACE), "swiglu backward": (APART,)}.get(way, ())
             peers = "cuBLAS", *other
             yield Product(
                 f"step {step}: {role}{how}", case(layout, *shape), shape,
@@ -348,7 +350,7 @@ def rows_of_halves(x):
     return x.transpose(1, 2).reshape(x.shape[2], -1)
 
 
-def apart(bench, of):
+def apart(bench, _, of):
     """A function that puts a product, then the kernel of rows, on torch's stream; C is dh too."""
     a, b, dh = (bench.view(x) for x in (of.a, of.b, of.c))
     u, du = (bench.view(rows_of_halves(x)) for x in (of.aux, of.second))
@@ -358,8 +360,22 @@ def apart(bench, of):
     return bench.call([*launches, *activation_backward_launches("swiglu", dh, u, du, h=again)])
 
 
-def library(torch, peer, form, of):
-    """A function that does the same with the library; `peer` says how."""
+def in_place(bench, form, of):
+    """A function that has the library add a product to C itself."""
+    stream = bench.torch.cuda.current_stream
+    args = tuple(map(bench.view, (of.a, of.b, of.c)))
+    start = Gemm(form.layout, args, "bf16", add=True).prepare(bench.device)
+    return lambda: start(stream().cuda_stream)
+
+
+OTHER = {APART: apart, IN_PLACE: in_place}
+
+
+def library(bench, peer, form, of):
+    """A function that does the same in another way; `peer` says which."""
+    torch = bench.torch
+    if peer in OTHER:
+        return OTHER[peer](bench, form, of)
     if peer == "cuBLASLt":
         return lambda: torch._addmm_activation(of.aux, of.a, of.b.T, use_gelu=True)
     if form.epilogue == "add" and peer == "cuBLAS":
@@ -479,13 +495,7 @@ def entrants(bench, made):
     count = 1 if 2 * (m * k + n * k + m * n) > L2 else 3
     form = made.forms[0]
     sets = [operands(bench, form, made.shape) for _ in range(count)]
-    field = {
-        peer: [
-            apart(bench, tensors) if peer == APART else library(bench.torch, peer, form, tensors)
-            for tensors in sets
-        ]
-        for peer in made.peers
-    }
+    field = {peer: [library(bench, peer, form, tensors) for tensors in sets] for peer in made.peers}
     for form in made.forms:
         for cut in made.cuts:
             name = label(form, cut if len(made.cuts) > 1 else "")

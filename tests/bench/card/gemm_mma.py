@@ -208,7 +208,7 @@ def entrants(bench, made):
     count = 1 if 2 * (m * k + n * k + m * n) > L2 else 3
     form = made.forms[0]
     sets = [gemm.operands(bench, form, made.shape) for _ in range(count)]
-    field = {"cuBLAS": [gemm.library(bench.torch, "cuBLAS", form, of) for of in sets]}
+    field = {"cuBLAS": [gemm.library(bench, "cuBLAS", form, of) for of in sets]}
     for form in dict.fromkeys((*made.forms, made.choice)):
         field[label(form)] = [ours(bench, form, of) for of in sets]
     return field

@@ -19,7 +19,7 @@ from nanoeuler.model.transformer import head_weights, loss_and_gradients, loss_s
 from nanoeuler.model.weights import Weights
 
 PATIENCE = 60.0  # seconds of searching: a large batch of a large model would take minutes
-# These operations compute nothing; all others are watched.
+# These see no weight or activation; all others are watched.
 SILENT = ("begin", "scratch", "rope_tables")
 # The names of the watched ones, in the order of the interface.
 WATCHED = [name for name in OPERATIONS if name not in SILENT]

@@ -33,7 +33,7 @@ from nanoeuler.training.folder import (
 from nanoeuler.training.run import Run, Settings, identity
 
 SPREAD = 0.3  # measured: this section, s of eq-train-noise
-SURE = 3  # standard deviations: one in 700 values of a normal distribution is further above
+SURE = 3  # standard deviations: one in 740 values of a normal distribution is further above
 PATIENCE = 3  # validations in a row, since one of twenty may be unlucky
 MOST_PASSES = 16  # Muennighoff et al. 2023: after these, another pass gains little
 CURE = "more text, more --weight-decay, fewer --steps or a smaller model"

@@ -40,7 +40,7 @@ from nanoeuler.training.throughput import StepTimer, validation_due
 # For saves by the clock, in seconds of training, which is what a death may cost.
 FIRST_SECONDS = 12.0  # before its first save
 SAVE_SECONDS = 60.0  # between two, later
-SAVE_SHARE = 0.02  # of a run's time that its saves may take, as much as its validations do
+SAVE_SHARE = 0.02  # of a run's time that its saves may take
 
 
 class Saving:
@@ -361,9 +361,9 @@ def fit(
     """Train `run` to its last step or to a signal, saving into `out`, `locked` by the caller.
 
     `batches` and `held_out` are used as `data.batches` and `data.validation` have them; `options`
-    are those of `Execution`. `on_estimate(run, seconds_per_step)` is called with None before the
-    first step, and with the seconds, a share of the validations in them, after some ten, if any are
-    left.
+    are those of `Execution`. `on_estimate(run, seconds_per_step)` is called with None once the
+    number of steps is known, and with the seconds, a share of the validations in them, once the
+    pace is, if any steps are left.
     UserError: a loss that is not finite, a full disk, too little memory.
     """
     execution = Execution(**options)

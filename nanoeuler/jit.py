@@ -17,7 +17,7 @@ if config.DISABLE_JIT:
 
 
 def _probe():
-    """Never called: compiling it tells whether numba finds a folder for its cache."""
+    """Never called: decorating it tells whether numba finds a folder for its cache."""
 
 
 try:

@@ -4,10 +4,11 @@
 # %% sec-tokenizer-numba
 """Byte-pair encoding in numba: the tools that training and encoding share, and encoding.
 
-Leaves out training (learn.py) and the vocabulary's bytes and files (tokenizer.py). Symbols are
-ids. In our vocabularies 0 to 255 are the bytes in GPT-2's order, and merge m makes 256 + m; other
-vocabularies have ids in any order. A pair (left, right) of ids is one int64 key, left << 32 |
-right. Its value is one int64 too, rank << 32 | id of the result; the lowest rank is merged first.
+Leaves out training (learn.py), a vocabulary's bytes (tokenizer.py) and its files (file.py).
+Symbols are ids. In our vocabularies 0 to 255 are the bytes in GPT-2's order, and merge m makes
+256 + m; other vocabularies have ids in any order. A pair (left, right) of ids is one int64 key,
+left << 32 | right. Its value is one int64 too, rank << 32 | id of the result; the lowest rank is
+merged first.
 """
 
 from typing import NamedTuple
@@ -40,7 +41,7 @@ def first_slot(key: int, slots: int) -> int:
 
 @njit(cache=True, nogil=True)
 def free_slots(slots: int) -> np.ndarray:
-    """An empty table, int64 (slots,). A loop, because np.full takes seconds to compile."""
+    """An empty table, int64 (slots,). A loop: np.full takes longer to compile."""
     table = np.empty(slots, np.int64)
     for slot in range(slots):
         table[slot] = FREE
@@ -292,7 +293,7 @@ def _spell(ids, n, least, spelled):
 
 
 LONG_WORD = 48  # bytes; near the length where `_merge_short` and `_merge_long` take the same time
-REMEMBERED = 1 << 16  # slots for words, 2.6 MB in all: about the size of a second-level cache
+REMEMBERED = 1 << 16  # slots for words, 2.6 MB in all
 TRIES = 8  # slots to look at before we count a word as not remembered
 
 

@@ -138,7 +138,7 @@ def _find(key, table, pairs):
 def _new_pair(key, table, state):
     """Give `key` the next row of `pairs`, with no places yet; return the table.
 
-    The table is a new one when half of its slots are taken.
+    The table is a new one when over half of its slots are taken.
     """
     pairs, sizes = state.pairs, state.sizes
     row = sizes[PAIRS]
@@ -276,7 +276,7 @@ def _learn(table, state, merges, until):
     return table
 
 
-MOST_BYTES = (2**31 - 1) // 3  # of the distinct words, so that indices of places fit an int32
+MOST_BYTES = (2**31 - 1) // 3  # of the distinct words, so that rows of `pairs` fit an int32
 TELL_EVERY = 100  # merges between two calls of `progress`
 
 

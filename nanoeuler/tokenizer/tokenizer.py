@@ -135,7 +135,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """The number of ids: 256 bytes, the merges, the special tokens."""
+        """The number of ids; in ours 256 bytes, the merges, the special tokens."""
         return len(self.tokens)
 
     @cached_property
@@ -212,7 +212,7 @@ class Tokenizer:
             return list(pool.map(self.encode, texts))
 
     def encode_stream(self, chunks: Iterable[bytes]) -> Iterator[np.ndarray]:
-        """Yield the ids of a text that comes in `chunks` of bytes, holding a chunk and a word.
+        """Yield the ids of a text in `chunks` of bytes, holding a chunk and twice a word.
 
         The concatenated arrays equal `encode` of the whole text.
         """

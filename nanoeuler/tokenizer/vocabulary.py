@@ -153,7 +153,7 @@ def _character_tables(vocabulary: Vocabulary) -> tuple[np.ndarray, Rules]:
 
 
 def joined_bytes(tokens: Iterable[bytes]) -> np.ndarray:
-    """joins[a << 8 | b], uint8 (65536,): 1 if byte b follows a in a token or in a character."""
+    """joins[a << 8 | b], uint8 (65536,): 1 if b follows a in a token or continues a character."""
     joins = np.zeros((256, 256), np.uint8)
     joins[:, 0x80:0xC0] = 1
     for a, b in {pair for token in tokens for pair in pairwise(token)}:

@@ -117,7 +117,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="continue the run in --ou
 VocabSize = whole("vocabulary size: bytes, merges and special tokens", least=0)
 # More than one: `mpiexec` starts so many processes (chapter 14).
 Ranks = whole("processes that train together (data parallelism)")
-# More than any machine has cores; a step has at most 64 shards for them (chapter 10).
+# A step has at most 64 shards for them (chapter 10).
 Threads = whole("cores to use; the result doesn't depend on it", most=1024)
 BatchSize = whole("sequences per step")  # each as long as the context
 Tokens = whole("number of tokens")  # to generate, or to plan for

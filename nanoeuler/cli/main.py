@@ -418,9 +418,9 @@ def bench(
 ) -> None:
     """Repeat one of the book's measurements on this machine.
 
-    The result replaces data/measurements/NAME.json of the checkout. Without NAME, it lists the
-    names. What follows NAME goes to the measurement's script; bench gpu --report FILE also writes
-    one file that you can send to others.
+    Most results go into data/measurements of the checkout. Without NAME, it lists the names. What
+    follows NAME goes to the measurement's script; bench gpu --report FILE also writes one file that
+    you can send to others.
 
     Example: nanoeuler bench tokenizer
     """

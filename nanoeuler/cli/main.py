@@ -4,9 +4,8 @@
 # %% sec-cli-main
 """The command line. Each command parses its flags, calls the package, and prints.
 
-Leaves out defaults: those are where they are explained. Commands import what they need inside, and
-only in the modules of the command line is that allowed: `nanoeuler --help` must not wait for numba
-and matplotlib.
+Leaves out defaults: those are where they are explained. Commands import what they need inside:
+`nanoeuler --help` must not wait for numba and matplotlib.
 """
 
 import contextlib

@@ -79,6 +79,16 @@ def test_what_is_no_model_is_refused_in_a_line(parts, tmp_path):
     assert kind_of(tmp_path / "model.pt") == source.PICKLE
 
 
+@pytest.mark.parametrize("form", ["gguf", "llama2c"])
+@pytest.mark.parametrize("to", ["link", "nothing"])
+def test_a_link_that_leads_nowhere_is_not_replaced(form, to, parts, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / to)
+    with pytest.raises(UserError, match=r"expected .*link to be new, but it is there: choose"):
+        write_source(form, link, *parts)
+    assert link.is_symlink() and [*tmp_path.iterdir()] == [link]
+
+
 @pytest.mark.parametrize("dim", [128, 640, 768])
 def test_a_version_0_of_llama2_c_is_known_at_any_width(tmp_path, dim):
     """640 channels, as a whole number of four bytes, begin as a pickle does."""

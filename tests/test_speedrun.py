@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -389,6 +390,33 @@ def test_refusals_are_one_line(line, said, prepared, capsys):
     command(line.format(data=prepared), code=2)
     error = capsys.readouterr().err
     assert said in error and error.startswith("nanoeuler: ") and error.count("\n") == 1
+
+
+def test_a_log_that_cannot_be_written_is_refused_before_the_race(
+    prepared, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(module, "speedrun", lambda *_, **__: pytest.fail("the race has begun"))
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "file").touch()
+    (tmp_path / "locked").mkdir()
+    able = os.access  # which lets root write anywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: path.name != "locked" and able(path, mode))
+    for log in ("", "loop", "file/log.jsonl", "locked/new/log.jsonl"):
+        log = tmp_path / log
+        command(f"--data {prepared} --engine cpu --recipe adamw {TINY} --log {log}", code=2)
+        assert capsys.readouterr().err == ("nanoeuler: expected a file that can be written for "
+                                           f"--log, got {log}: name another\n")  # fmt: skip
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "locked", "loop"]
+
+
+def test_a_log_may_be_new_or_a_link_to_a_new_file(prepared, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(module, "speedrun", lambda *_, **__: {"corpus": "the story"})
+    monkeypatch.setattr(module, "result", lambda record: "done")
+    (tmp_path / "link").symlink_to(tmp_path / "target.jsonl")
+    for log in (tmp_path / "a" / "b.jsonl", tmp_path / "link", tmp_path / "link", "/dev/null"):
+        command(f"--data {prepared} --engine cpu --recipe adamw {TINY} --log {log}")
+    assert len((tmp_path / "target.jsonl").read_text().splitlines()) == 2
+    assert len((tmp_path / "a" / "b.jsonl").read_text().splitlines()) == 1
 
 
 # ---- The bench

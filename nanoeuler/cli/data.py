@@ -289,7 +289,7 @@ def data_clean(
     With --without, it also removes text that must stay held out. If it was interrupted, the same
     command continues. manifest-*.jsonl says what became of each document.
 
-    Example: nanoeuler data clean books --out data/clean/books --without data/fetched/tasks
+    Example: nanoeuler data clean books --out data/clean/books --without tasks
     """
     from nanoeuler.data.words import LANGUAGES
 

@@ -91,7 +91,7 @@ FromRun = Annotated[Path | None, _folder("--from")]  # None: a resumed run needs
 FromDir = Annotated[Path | None, _folder("--from", "DIR")]  # a folder of files
 Out = Annotated[Path, _folder("--out")]  # a new run, or with --resume an existing one
 OutFile = Annotated[Path, typer.Option("--out", metavar="FILE", help="where to write")]
-OutDir = Annotated[Path | None, _folder("--out", "DIR")]  # None: the command chooses
+OutDir = Annotated[Path | None, _folder("--out", "DIR")]  # None: as the command says
 # As load_tokenizer reads it: a folder stands for the tokenizer in it.
 Tokenizer = Annotated[
     Path | None,
@@ -117,7 +117,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="continue the run in --ou
 VocabSize = whole("vocabulary size: bytes, merges and special tokens", least=0)
 # More than one: `mpiexec` starts so many processes (chapter 14).
 Ranks = whole("processes that train together (data parallelism)")
-# More than any machine has cores; a step has at most 64 shards for them (chapter 10).
+# A step has at most 64 shards for them (chapter 10).
 Threads = whole("cores to use; the result doesn't depend on it", most=1024)
 BatchSize = whole("sequences per step")  # each as long as the context
 Tokens = whole("number of tokens")  # to generate, or to plan for
@@ -165,7 +165,7 @@ LORA = {
         typer.Option(metavar="NAMES", help="matrices to adapt, out of q,k,v,o,gate,up,down"),
     ],
 }
-# More flags of a run that learns from comparisons: parameters of prefer.prefer.
+# More flags of a run that learns from comparisons: parameters of dpo.prefer.
 DPO = {
     "beta": _number("DPO beta: strength of the KL penalty"),
     "anchor": _number("weight of the usual loss on the better answers"),
@@ -251,7 +251,7 @@ def lora_of(adapters: dict[str, Any]) -> "Lora | None":
                 None if targets is None else tuple(targets.split(",")))  # fmt: skip
 
 
-LONGEST_ID = 18  # digits, which an int64 holds whatever they are; an id has seven
+LONGEST_ID = 18  # digits, which an int64 holds whatever they are; an id has at most seven
 
 
 def token(word: str) -> int | str:

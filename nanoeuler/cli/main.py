@@ -4,9 +4,8 @@
 # %% sec-cli-main
 """The command line. Each command parses its flags, calls the package, and prints.
 
-Leaves out defaults: those are where they are explained. Commands import what they need inside, and
-only in the modules of the command line is that allowed: `nanoeuler --help` must not wait for numba
-and matplotlib.
+Leaves out defaults: those are where they are explained. Commands import what they need inside:
+`nanoeuler --help` must not wait for numba and matplotlib.
 """
 
 import contextlib
@@ -418,9 +417,9 @@ def bench(
 ) -> None:
     """Repeat one of the book's measurements on this machine.
 
-    The result replaces data/measurements/NAME.json of the checkout. Without NAME, it lists the
-    names. What follows NAME goes to the measurement's script; bench gpu --report FILE also writes
-    one file that you can send to others.
+    Most results go into data/measurements of the checkout. Without NAME, it lists the names. What
+    follows NAME goes to the measurement's script; bench gpu --report FILE also writes one file that
+    you can send to others.
 
     Example: nanoeuler bench tokenizer
     """

@@ -7,6 +7,7 @@
 Imports inside functions, as main.py does; here their time counts, too.
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -53,6 +54,7 @@ def speedrun(
     log = log or data_folder("speedrun.jsonl")
     if listed:
         return _list(log)
+    _check_log(log)
     if data is None:
         raise UserError("expected --data, a folder made by nanoeuler data prepare, but got none")
     from nanoeuler.engines.registry import warm_up
@@ -71,6 +73,14 @@ def speedrun(
     if record["corpus"] == "another corpus":
         print("the data isn't the corpus on which records are compared", file=sys.stderr)
     tell(race.result(record))
+
+
+def _check_log(log):
+    """UserError if no record can be added to the file `log`, which may be new."""
+    path = Path(os.path.realpath(log))
+    there = next(each for each in (path, *path.parents) if os.path.lexists(each))
+    if there.is_dir() == (there == path) or not os.access(there, os.W_OK):
+        raise UserError(f"expected a file that can be written for --log, got {log}: name another")
 
 
 def _list(log):

@@ -195,7 +195,7 @@ def tokenizer_decode(
 
     Without ID, it reads ids from stdin and writes their exact bytes, without a line end.
 
-    Example: nanoeuler tokenizer decode 84 104 101 --tokenizer runs/base
+    Example: nanoeuler tokenizer decode 51 71 68 --tokenizer runs/base
     """
     tokenizer = flags.load_tokenizer(path)
     if ids:

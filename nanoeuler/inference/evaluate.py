@@ -35,7 +35,7 @@ class Evaluation(NamedTuple):
 
 
 def windows_at_once(n: int, context: int) -> int:
-    """How many of n windows make a batch: nearly equal batches of at most BATCH_TOKENS tokens."""
+    """How many of n windows make a batch, with little padding: BATCH_TOKENS at most, or one."""
     batches = math.ceil(n / max(1, BATCH_TOKENS // context))
     return math.ceil(n / batches)
 

@@ -184,7 +184,7 @@ class Model:
     def draws(self, text: str | bytes = "\n", tokens: int = TOKENS,
               **options: Unpack[GenerateOptions]
               ) -> Iterator[Drawn]:  # fmt: skip
-        """The tokens of a continuation one by one, each with the logits that it was sampled from.
+        """The tokens of a continuation one by one, each with the model's logits before any option.
 
         >>> for drawn in model.draws("The river", tokens=3, seed=3):
         ...     assert drawn.log_probability <= 0

@@ -9,6 +9,7 @@ Leaves out the formats themselves (huggingface.py, gguf_model.py, llama2c.py), a
 """
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -218,7 +219,7 @@ def write_source(
         said = huggingface.write_folder(path, config, weights, kind, {"eos_token_id": eos})
         write_tokenizer_json(tokenizer, path)
         return said
-    if path.exists():
+    if os.path.lexists(path):
         raise UserError(f"expected {path} to be new, but it is there: choose another file (--out)")
     if form == LLAMA_CPP:
         words = gguf_metadata(tokenizer, config.vocab_size)

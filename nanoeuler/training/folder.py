@@ -114,8 +114,8 @@ def check_free(out: str | Path) -> None:
         names = [name for name in names if name not in NAMES and not LEFTOVER.fullmatch(name)]
     if names:
         raise UserError(
-            f"expected {out} to be new or empty, but it holds {names[0]}, which is not from a "
-            "run: choose another directory with --out"
+            f"expected {out} to be new or empty, but it holds {names[0]}: choose another directory "
+            "with --out"
         )
 
 

@@ -48,12 +48,12 @@ from nanoeuler.tokenizer.tokenizer import Tokenizer
 from nanoeuler.training import anomaly, display, loop, run, throughput
 from nanoeuler.training import train as training
 from nanoeuler.training.anomaly import first_bad_tensor
-from nanoeuler.training.checkpoint import load, read_origin
+from nanoeuler.training.checkpoint import Request, load, read_origin
 from nanoeuler.training.folder import LOCK, REQUEST, checkpoints, locked, read_metrics
 from nanoeuler.training.muon import Muon
 from nanoeuler.training.optim import LEARNING_RATE, AdamW, learning_rate
-from nanoeuler.training.run import Settings
-from nanoeuler.training.train import settings_for, train
+from nanoeuler.training.run import Run, Settings
+from nanoeuler.training.train import open_run, settings_for, train
 
 STEPS = 12
 SHORT = dict(steps=STEPS, batch_size=8, lr=0.01, seed=5)
@@ -716,6 +716,23 @@ def test_every_setting_reaches_the_weights(tmp_path):
         (taken,) = stepper.step(*batches.batch(number), lr, number)
         assert taken.norm > 0.05  # so that the limit matters
     assert np.array_equal(ended.weights.flat, w.flat)
+
+
+def test_a_resumed_run_may_recompute(tmp_path):
+    """It changes no bit, and another card may have less memory."""
+    out, asked = tmp_path / "run", Settings(steps=4, batch_size=4)
+    held = train(RIVER, out, config=CONFIG, settings=asked, engine="reference")
+    again = settings_for(out, True, recompute=True)
+    ended = train(None, out, settings=again, resume=True, engine="reference")
+    assert ended.settings == replace(held.settings, recompute=True)
+    died = tmp_path / "died"
+    with open_run(died, partial(Run.begin, CONFIG, asked, held.tokenizer, "1"),
+                  Request(CONFIG, asked, held.tokenizer, "1", None)):  # fmt: skip
+        pass
+    with open_run(died, partial(Run.begin, CONFIG, asked, held.tokenizer, "1"),
+                  Request(CONFIG, replace(asked, recompute=True), held.tokenizer, "1", None),
+                  resume=True) as begun:  # fmt: skip
+        assert begun.settings.recompute
 
 
 def test_warmup_is_the_settings_own(tmp_path):

@@ -90,6 +90,7 @@ def _compare(out, before: Run | Request, asked: Request) -> None:
         wanted.pop("vocab_size", None)  # the tokenizer decides it, whatever was asked for
     if asked.settings and asked.settings.steps is not None:
         wanted.pop("minutes")
+    wanted.pop("recompute", None)  # changes no bit
     for name, value in wanted.items():
         if value is not None and name in facts and value != facts[name]:
             raise UserError(
@@ -124,8 +125,8 @@ def open_run(
     A new run is `begin()`, in a directory that is new or empty, where request.json then holds what
     is `asked` (`read_request`); what fails before its first step leaves the directory as it was.
     With `resume` it is the run that is there, which must have begun with all that is asked and not
-    None; or, where a run died before its first save, `begin()` with its request. UserError for
-    another directory.
+    None; or, where a run died before its first save, `begin()` with its request. Only `recompute`
+    may be another, since another card may need it. UserError for another directory.
     """
     out = Path(out)
     if checkpoints(out) and not resume:
@@ -140,7 +141,11 @@ def open_run(
     new = not out.exists()
     with locked(out):
         try:
-            yield _found_or_begun(out, begin, asked, resume)
+            run = _found_or_begun(out, begin, asked, resume)
+            if asked.settings:
+                again = asked.settings.recompute
+                run.settings = dataclasses.replace(run.settings, recompute=again)
+            yield run
         except BaseException:
             if not checkpoints(out) and not read_metrics(out):
                 clear(out, spared=ASKED if resume else ())

@@ -1,6 +1,6 @@
 """Every PTX instruction, emulated, against NumPy (helpers/twins.py); the GPU runs in make test-gpu.
 
-Bounds are the manual's for the hardware; the emulator computes exactly and rounds once.
+Bounds are the manual's for the hardware; the emulator is within half a last digit, of logarithms two.
 """
 
 import inspect

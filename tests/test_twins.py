@@ -1,6 +1,7 @@
 """Every PTX instruction, emulated, against NumPy (helpers/twins.py); the GPU runs in make test-gpu.
 
-Bounds are the manual's for the hardware; the emulator is within half a last digit, of logarithms two.
+Bounds are the manual's for the hardware. The emulator computes in float64 and rounds once, except
+logarithms, which it takes in float32.
 """
 
 import inspect

@@ -48,7 +48,7 @@ def check(bench, name):
 def check_edge(bench):
     """How many elements a store leaves otherwise than told: whole 16 bytes of a row, no more.
 
-    The paper has no twin of this: there it is a fault.
+    There is no twin of this: it asks what lies beyond the store's own elements.
     """
     torch, twin = bench.torch, TWINS["the copy engine"]
     arrays = twin.inputs(np.random.default_rng(0))

@@ -461,6 +461,7 @@ def damaged(folder, change):
     lambda record: record["lora"].update(targets=["down", "q"]),
     lambda record: record["lora"].update(base=7), lambda record: record.update(base="x"),
     lambda record: record.update(base=[1]), lambda record: record.pop("base"),
+    lambda record: record.update(base=[]),
     lambda record: record.update(lora=[]), lambda record: record.update(lora=None),
     lambda record: record.pop("lora"), lambda record: record.update(format=2),
     lambda record: record.update(lora={}), lambda record: record.update(format=5),

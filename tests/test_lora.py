@@ -587,6 +587,13 @@ def test_another_kind_of_adapter_is_refused_by_name(tmp_path, fields, words):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("begun", [True, False, "gaussian", "orthogonal", "eva", "mica", None])
+def test_beginnings_that_leave_the_model_as_it_is_are_read(tmp_path, begun):
+    both = exported(tmp_path)
+    changed(tmp_path / "adapter", init_lora_weights=begun)
+    assert np.array_equal(peft.read_adapter(tmp_path / "adapter", LLAMA).flat, both.adapters.flat)
+
+
 def without(tensors, end):
     return {name: each for name, each in tensors.items() if not name.endswith(end)}
 

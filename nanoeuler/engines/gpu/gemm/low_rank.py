@@ -2,7 +2,7 @@
 
 
 # %% sec-lora-gpu-narrow
-"""Products with matrices of few rows, on a GPU: all that adapters need beside the merge.
+"""Products with matrices of few rows, on a GPU: what small adapters need beside the merge.
 
 With W (P, K), X (N, K), Y (P, N) and G (P, K), where P is at most 48 and much less than K and N:
 

@@ -461,6 +461,7 @@ def damaged(folder, change):
     lambda record: record["lora"].update(targets=["down", "q"]),
     lambda record: record["lora"].update(base=7), lambda record: record.update(base="x"),
     lambda record: record.update(base=[1]), lambda record: record.pop("base"),
+    lambda record: record.update(base=[]),
     lambda record: record.update(lora=[]), lambda record: record.update(lora=None),
     lambda record: record.pop("lora"), lambda record: record.update(format=2),
     lambda record: record.update(lora={}), lambda record: record.update(format=5),
@@ -584,6 +585,13 @@ def test_another_kind_of_adapter_is_refused_by_name(tmp_path, fields, words):
     with pytest.raises(UserError, match=words) as error:
         peft.read_adapter(tmp_path / "adapter", LLAMA)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("begun", [True, False, "gaussian", "orthogonal", "eva", "mica", None])
+def test_beginnings_that_leave_the_model_as_it_is_are_read(tmp_path, begun):
+    both = exported(tmp_path)
+    changed(tmp_path / "adapter", init_lora_weights=begun)
+    assert np.array_equal(peft.read_adapter(tmp_path / "adapter", LLAMA).flat, both.adapters.flat)
 
 
 def without(tensors, end):

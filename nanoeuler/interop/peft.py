@@ -86,7 +86,8 @@ OFF = (
     "trainable_token_indices", "alora_invocation_tokens", "arrow_config", "kasa_config",
     "monteclora_config", "velora_config",
 )  # fmt: skip
-SAME_BASE = (True, False, "gaussian", "orthogonal", "eva", None)  # beginnings that leave W as it is
+# Each init_lora_weights that leaves W alone.
+SAME_BASE = (True, False, "gaussian", "orthogonal", "eva", "mica", None)
 
 
 def _lora_of(record: dict[str, Any], path: Path) -> Lora:

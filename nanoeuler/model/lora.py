@@ -152,7 +152,7 @@ class Lora:
     def settled(self, config: ModelConfig) -> "Lora":
         """With alpha ALPHA times the rank and all targets of the model, where they were left open.
 
-        UserError for a target that the model lacks, and for a rank that saves nothing.
+        UserError for a target that the model lacks, and for a rank above a matrix's smaller side.
         """
         places = places_of(config)
         order = [name for name in TARGETS if name in (self.targets or places)]

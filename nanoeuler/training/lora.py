@@ -99,7 +99,7 @@ def adaptation_of(record: dict[str, Any], config: ModelConfig) -> Adaptation:
         good = lora.settled(config) == lora and type(lora.alpha) is float
     except (KeyError, TypeError, UserError) as error:
         raise ValueError(f"its lora is none: {error}") from None
-    texts = [base, *places] if type(places) is list else [None]
+    texts = [base, *places] if type(places) is list and places else [None]
     if not good or not all(type(each) is str and each.isprintable() for each in texts):
         raise ValueError("its lora is none that a run writes")
     return Adaptation(lora, base, tuple(places))

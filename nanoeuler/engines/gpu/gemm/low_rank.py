@@ -2,7 +2,7 @@
 
 
 # %% sec-lora-gpu-narrow
-"""Products with matrices of few rows, on a GPU: all that adapters need beside the merge.
+"""Products with matrices of few rows, on a GPU: what small adapters need beside the merge.
 
 With W (P, K), X (N, K), Y (P, N) and G (P, K), where P is at most 48 and much less than K and N:
 
@@ -40,7 +40,7 @@ ACROSS = 32   # rows of X in a block of `across`
 STEP = 32     # columns of X in a warp's step there: 16 bytes of each of four lanes
 DOWN = 64     # columns of X in a block of `down`: 16 bytes of each of eight lanes
 WIDE = 68     # floats from row to row of their sums in shared memory: rows begin at other banks
-LEAST = 4 * WARPS * SIDE  # rows of X in a piece of `down`, at least: four steps of each warp
+LEAST = 4 * WARPS * SIDE  # rows of X in a piece of `down` but the last: at least 4 steps a warp
 
 
 class Part(NamedTuple):
@@ -355,8 +355,9 @@ def across_launch(how: Narrow, w: Any, wide: tuple[Any, Any], h: Any) -> Launch:
 def share_of(lines: int, strips: int, multiprocessors: int) -> int:
     """The rows of X in a piece.
 
-    Two blocks at a time are on a multiprocessor. A launch takes as long as its rounds of them, and
-    each piece writes and reads its G besides: 8 bytes for each of SIDE rows, of `lines` times 2.
+    It counts two blocks on a multiprocessor; of 48 rows only one fits. A launch takes as long as
+    its rounds of them, and each piece writes and reads its G besides: 8 bytes for each of SIDE
+    rows, of `lines` times 2.
     """
     slots = 2 * multiprocessors
 

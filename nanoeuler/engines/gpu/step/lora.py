@@ -147,7 +147,7 @@ class Packing:
     def parts(self, tensor: str) -> tuple[Part, ...]:
         """The products of a tensor's adapters, in the arrays that begin where its span does.
 
-        All A are one part, or several of MOST rows at most.
+        All A are one part, or several of MOST rows at most, or one each.
         """
         adapters, P, inputs = self.names[tensor], self.rank, self.shapes[tensor][0]
         n, made, few = len(adapters), [], max(1, low_rank.MOST // P)

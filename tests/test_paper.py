@@ -445,6 +445,8 @@ VALUES = [
     ("{ .reg .pred p; setp.lt.u32 p, $1, $2; selp.b32 $0, 5, 7, p; }", "r r", "r", (-1, 1), 7),
     ("{ .reg .pred p; setp.eq.s32 p, $1, 3; mov.b32 $0, 1; @!p mov.b32 $0, 2; }",
      "r", "r", (3,), 1),
+    ("{ .reg .pred p; .reg .b32 t; mov.b32 t, 0xffffffff; setp.eq.s32 p, t, $1;"
+     " selp.b32 $0, 5, 7, p; }", "r", "r", (-1,), 5),
     ("cvt.rn.bf16x2.f32 $0, $2, $1;", "f f", "r", (1.0, 2.0), 0x40003F80),
     ("{ .reg .b32 t; shl.b32 t, $1, 16; mov.b32 $0, t; }", "r", "f", (0x40003F80,), 1.0),
     ("{ .reg .b32 t; and.b32 t, $1, 0xffff0000; mov.b32 $0, t; }", "r", "f", (0x40003F80,), 2.0),

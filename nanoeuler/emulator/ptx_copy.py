@@ -117,10 +117,9 @@ def load_bulk(to: int, address: int, size: int, bar: int) -> None:
     """Bytes in a row to shared memory."""
     if (to | address | size) % 16:
         fault("misuse", f"a bulk copy of {size} bytes: all has to be in multiples of 16")
-    block = current().block.cluster[to >> CLUSTER_BIT]
-    start = to & LOW
-    data = block.machine.memory.read(address, size)
-    bring(block, start, np.arange(start, start + size), data, bar)
+    memory, start = shared(to)
+    data = memory.block.machine.memory.read(address, size)
+    bring(memory.block, start, np.arange(start, start + size), data, bar)
 
 
 class Group:

@@ -23,6 +23,7 @@ from nanoeuler.engines.gpu.lang.hopper import (
     cluster_arrive,
     cluster_wait,
     descriptor,
+    load_bytes,
     mbarrier_arrive,
     mbarrier_expect,
     mbarrier_init,
@@ -445,6 +446,8 @@ VALUES = [
     ("{ .reg .pred p; setp.lt.u32 p, $1, $2; selp.b32 $0, 5, 7, p; }", "r r", "r", (-1, 1), 7),
     ("{ .reg .pred p; setp.eq.s32 p, $1, 3; mov.b32 $0, 1; @!p mov.b32 $0, 2; }",
      "r", "r", (3,), 1),
+    ("{ .reg .pred p; .reg .b32 t; mov.b32 t, 0xffffffff; setp.eq.s32 p, t, $1;"
+     " selp.b32 $0, 5, 7, p; }", "r", "r", (-1,), 5),
     ("cvt.rn.bf16x2.f32 $0, $2, $1;", "f f", "r", (1.0, 2.0), 0x40003F80),
     ("{ .reg .b32 t; shl.b32 t, $1, 16; mov.b32 $0, t; }", "r", "f", (0x40003F80,), 1.0),
     ("{ .reg .b32 t; and.b32 t, $1, 0xffff0000; mov.b32 $0, t; }", "r", "f", (0x40003F80,), 2.0),
@@ -495,6 +498,34 @@ def test_what_the_emulator_does_not_know_is_refused(text, args, ret, says):
 
     with pytest.raises(UserError, match=says):
         play(kernel, "f[1]", random(1))
+
+
+store_word = ptx("st.shared.b32 [$0], $1;", "r r")
+inc_to = ptx("atom.relaxed.cta.shared::cta.inc.u32 $0, [$1], $2;", "r r", "r")
+
+
+def test_a_count_has_a_limit_without_a_sign():
+    def count(out):
+        base = shared_address(cuda.shared.array(0, int8))
+        store_word(base, 7)
+        inc_to(base, -1)  # 2^32 - 1: far away
+        out[0] = inc_to(base, -1)
+
+    out = np.zeros(1, np.int32)
+    play(count, "r[1]", out, threads=1, shared=16)
+    assert out[0] == 8
+
+
+def test_bytes_for_a_block_that_is_none():
+    def send(source):
+        base = shared_address(cuda.shared.array(0, int8))
+        if cuda.threadIdx.x == 0:
+            mbarrier_init(base, 1)
+            mbarrier_init_fence()
+            mbarrier_expect(base, 16)
+            load_bytes(base + 16 | 3 << 24, source, 16, base)
+
+    fault_of("bounds", send, "l", np.zeros(4, np.float32), shared=32, text="1 blocks, not 3")
 
 
 def grid_wait(x, word, out):

@@ -2,7 +2,7 @@
 
 
 # %% sec-ptx-copies
-"""Fragments, the elements that each thread holds: four maps that tensor-core instructions share.
+"""Fragments, the elements that each thread holds: the maps that tensor-core instructions share.
 
 PTX ISA, "Matrix fragments" (mma, wgmma) and "Shared memory matrix layout" (the swizzle).
 """

@@ -5,7 +5,8 @@
 """PTX instructions that copy while threads go on: cp.async, and the copy engine with its boxes.
 
 PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy, Tensor copy". What runs late
-on the machine runs late here: a copy is done when every thread waits, or at a random moment.
+on the machine runs late here: the engine's copy is done when all threads wait, or at a random
+moment, cp.async's when its thread waits.
 """
 
 import collections
@@ -39,7 +40,7 @@ def cut(tile_map: Map, corner: tuple) -> tuple[tuple, tuple]:
 
 
 def size_of(tile_map: Map) -> int:
-    """The bytes of a box, each of its rows filled up to 128."""
+    """The bytes of a box, whose rows have 128."""
     rows = math.prod(tile_map.box[:-1])
     if tile_map.box[-1] * tile_map.array.dtype.itemsize != 128:
         fault("misuse", f"a box of {tile_map.box}: rows of 128 bytes are what the emulator knows")
@@ -116,10 +117,9 @@ def load_bulk(to: int, address: int, size: int, bar: int) -> None:
     """Bytes in a row to shared memory."""
     if (to | address | size) % 16:
         fault("misuse", f"a bulk copy of {size} bytes: all has to be in multiples of 16")
-    block = current().block.cluster[to >> CLUSTER_BIT]
-    start = to & LOW
-    data = block.machine.memory.read(address, size)
-    bring(block, start, np.arange(start, start + size), data, bar)
+    memory, start = shared(to)
+    data = memory.block.machine.memory.read(address, size)
+    bring(memory.block, start, np.arange(start, start + size), data, bar)
 
 
 class Group:

@@ -5,7 +5,7 @@
 """PTX instructions on values in registers: arithmetic, conversions, comparisons.
 
 PTX ISA, "Integer Arithmetic", "Floating-Point", "Logic and Shift", "Data Movement" instructions.
-Approximate functions are computed exactly here; the manual gives the hardware's error.
+Approximate functions are computed in float64, lg2 in float32. The manual has the hardware's error.
 """
 
 import functools
@@ -93,7 +93,7 @@ op(r"setp\.(eq|ne|lt|le|gt|ge)\.(?:s32|s64|f32)", 1)(lambda name, a, b: ORDER[na
 values(r"setp\.(eq|ne)\.b32")(lambda name, a, b: ORDER[name](word(a), word(b)))
 values(r"setp\.(lt|le|gt|ge)\.u32")(lambda name, a, b: ORDER[name](uint32(a), uint32(b)))
 op(r"selp\.(?:b32|f32|s32)", 1)(lambda a, b, p: a if p else b)
-values(r"mov\.b32")(lambda a: a)  # serves floats and integers: the register's reader decides
+values(r"mov\.b32")(lambda a: int32(a) if type(a) is int else a)  # a float stays one
 values(r"mov\.(?:u|s)32")(int32)
 values(r"mov\.(?:b|u|s)64")(int64)
 op(r"mov\.f32", 1)(float32)

@@ -204,7 +204,7 @@ def atomic_shared(what: str, address: int, value: int) -> int:
     known = memory.block.of(Atomics).known(start)
     acquire(warp, known)
     old = int(memory.read(words)[0])
-    count = old + 1 if old < value else 0
+    count = old + 1 if old < uint32(value) else 0
     memory.write(words, old + value & 0xFFFFFFFF if what == "add" else count)
     release(warp, known)
     return int32(old)

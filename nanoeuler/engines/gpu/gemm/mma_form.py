@@ -51,7 +51,7 @@ class MmaForm:
     epilogue: str = "store"  # one of EPILOGUES; gelu is the tanh form
     out: str = "bf16"  # or float32, of C
     second: bool = False  # whether S + bias is stored beside its curve, the curve beside S slope,
-    # (gate, up) beside what they make; slopes by gate and up always are
+    # (gate, up) beside what they make, slopes by both beside h
     sums: str = "no"  # of C's columns, where that is bf16: "store" or "add"
     rows: int = 128  # of a block's tile, one warp for each 64 x 64
     columns: int = 256

@@ -8,7 +8,7 @@
     warp       -> 64 x 64 of the tile: those below each other first
     step       -> 16 of a k-block's 64
 
-Equal operands give equal bits, always. Left out: batches, and pieces of a bf16 C.
+Equal operands give equal bits on equal cards. Left out: batches, and pieces of a bf16 C.
 """
 
 from functools import cache

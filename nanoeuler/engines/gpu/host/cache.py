@@ -35,7 +35,7 @@ from nanoeuler.paths import data_folder
 PLAIN = bool, int, float, complex, str, bytes, type(None), type(...), np.generic, np.dtype
 # The compilers: pyproject.toml's extra `gpu`, and its dependencies.
 DISTRIBUTIONS = "numba", "numba-cuda", "llvmlite", "nvidia-cuda-nvcc", "nvidia-nvvm"
-MOST = 2000  # files: some thirty models; of more, those that were read longest ago are removed
+MOST = 2000  # files: some sixty models; of more, those that were read longest ago are removed
 
 
 class Unknown(Exception):

@@ -33,8 +33,9 @@ from nanoeuler.errors import UserError
 TYPES = {"r": "int32", "l": "int64", "f": "float32", "p": "int64"}  # numba's, by the letter
 # LLVM's types of the same; an address is an integer.
 LLVM = {"r": ir.IntType(32), "l": ir.IntType(64), "f": ir.FloatType(), "p": ir.IntType(64)}
-# PTX ISA, release notes: the oldest version with all that `ptx` uses. Drivers read no newer version
-# than their own, and numba's compiler may be newer than the driver, so it is written down.
+# PTX ISA, release notes: the oldest version with all that `ptx` and `hopper` use. Drivers read no
+# newer version than their own, and numba's compiler may be newer than the driver, so it is written
+# down.
 PTX_VERSION = "8.3"
 
 

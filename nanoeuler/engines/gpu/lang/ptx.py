@@ -5,8 +5,8 @@
 """Instructions of all cards since 8.0 as functions of a kernel. See NVIDIA's PTX ISA 9.0.
 
 Addresses in shared memory are int32 offsets in the shared window (`shared_address`); addresses in
-global memory are int64. Left out: every form of an instruction that no kernel of ours uses, and
-what only Hopper has (`hopper`).
+global memory are int64. Left out: what only Hopper has (`hopper`) and, except for three forms of
+ldmatrix, every form of an instruction that no kernel of ours uses.
 """
 
 from functools import cache

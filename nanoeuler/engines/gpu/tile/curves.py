@@ -2,7 +2,8 @@
 
 
 # %% sec-tile
-"""Activation functions of float32 in registers, and their slopes: SwiGLU, GELU in both its forms.
+"""Activation functions of float32 in registers, and their slopes: SwiGLU, GELU in both forms, ReLU
+squared.
 
 First those that are good to float32, except for a few of its last bits. Then those with the special
 function unit's tanh, good to 11 bits, for results that are rounded to bf16: their names end in

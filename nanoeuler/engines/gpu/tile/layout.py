@@ -5,9 +5,9 @@
 """Where a tile's elements are: in shared memory, and in the registers of a warp's lanes.
 
 Columns are counted in bf16. In shared memory a row is *chunks* of 16 bytes, and chunk c of row r
-is at place c ^ (r & 7) of its row (the 128-byte swizzle), so that the same chunk of eight rows is
-in different banks. In registers 4 j to 4 j + 3 of an accumulator a lane has two neighbouring
-columns, 8 j + `lane_column` on, of row `lane_row` and then of the row 8 below.
+is at place c ^ (r & 7) of its row (the 128-byte swizzle; of 32 columns see `swizzle`), so that the
+same chunk of eight rows is in different banks. In registers 4 j to 4 j + 3 of an accumulator a lane
+has two neighbouring columns, 8 j + `lane_column` on, of row `lane_row` and then of the row 8 below.
 """
 
 from nanoeuler.engines.gpu.lang.instruction import int32

@@ -792,7 +792,7 @@ class CudaEngine(Engine):
         return slopes
 
     def take_logits(self, rows: int, columns: int, full: bool) -> Array:
-        """Memory for logits. Padding is nobody's to write before cross-entropy, which reads it."""
+        """Memory for logits. No product fills the padding, which cross-entropy reads."""
         if full:
             return self.take(rows, columns)
         return self.recording.whole(LOGITS, (rows, columns), DTYPES[self.precision.kind])

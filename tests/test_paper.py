@@ -220,6 +220,19 @@ def test_atomics_are_no_race():
         assert (out == np.bincount(x, minlength=4)).all()
 
 
+def set_and_add(out):
+    if cuda.blockIdx.x:
+        cuda.atomic.add(out, 0, 1)
+    else:
+        out[0] = 1
+
+
+def test_an_atomic_races_with_a_plain_write_of_another_block():
+    out = np.zeros(1, np.int32)
+    more = {"threads": 1, "text": r"race on out\[0\]: another block has written it"}
+    fault_of("race", set_and_add, "r[1]", out, grid=(2,), **more)
+
+
 def helper(values, i):
     return values[i] * 2
 
@@ -938,6 +951,16 @@ def test_a_cluster_and_a_box_over_the_edge():
         with pytest.raises(Fault) as caught:
             cluster(flaw, None)
         assert caught.value.kind == kinds, caught.value
+
+
+def test_an_address_in_a_block_that_is_none():
+    def far(out):
+        store_word(shared_address(cuda.shared.array(4, int32)) + (2 << 24), 1)
+
+    fault_of(
+        "bounds", far, "r[1]", np.zeros(1, np.int32), grid=(2,), cluster=2, threads=1,
+        text=r"no block [23] among 2$",
+    )  # fmt: skip
 
 
 def make_named(count):

@@ -4,10 +4,10 @@
 # %% sec-paper-abreast
 """Threads in lockstep: a value is an array with an entry for each thread of a team.
 
-A kernel without races gives the same result in every order of its threads. So we may take the order
-that NumPy does best, many at once. Where they part, `masks` has both sides run, each for its own
-threads. What was read and written is checked as ever; if anything is wrong, or has no form here
-(`Apart`), the launch is run again thread by thread.
+A kernel without races and atomics gives the same result in every order of its threads. So we may
+take the order that NumPy does best, many at once. Where they part, `masks` has both sides run, each
+for its own threads. What was read and written is checked as ever; if anything is wrong, or has no
+form here (`Apart`), the launch is run again thread by thread.
 """
 
 import functools

@@ -4,8 +4,9 @@
 # %% sec-paper-threads
 """The machine: threads that take turns, meetings where they wait, and a scheduler.
 
-Every CUDA thread is a greenlet: it runs until it has to wait, and hands over to the scheduler.
-What must not happen is a `Fault`, which names a line of the kernel. Left out: memory.
+Every CUDA thread, or team of them, is a greenlet: it runs until it has to wait, and hands over to
+the scheduler. What must not happen is a `Fault`, which names a line of the kernel. Left out:
+memory.
 """
 
 import collections
@@ -22,7 +23,7 @@ from greenlet import getcurrent, greenlet
 WARP, GROUP = 32, 128  # threads: a warp, and the four warps of a warpgroup
 MOST_THREADS = 1024  # of a block: CUDA C++ Programming Guide, technical specifications
 HERE = "nanoeuler.emulator"
-OFTEN = 0.05  # with a seed, how often a copy arrives before a turn: one while a warp does a line
+OFTEN = 0.05  # with a seed, how often a copy arrives before a turn: once in twenty
 
 
 class Fault(Exception):

@@ -214,7 +214,7 @@ def shared(address: int) -> tuple[Shared, int]:
     rank = address >> CLUSTER_BIT
     cluster = current().block.cluster
     if not 0 <= rank < len(cluster):
-        fault("bounds", f"shared address {address:#x}: there are {len(cluster)} blocks, not {rank}")
+        fault("bounds", f"shared address {address:#x}: no block {rank} among {len(cluster)}")
     return cluster[rank].of(Shared), address & (1 << CLUSTER_BIT) - 1
 
 

@@ -49,8 +49,8 @@ def places(size: Place) -> list[Place]:
 @dataclass
 class Report:
     """A run of a launch. counts: by name; ticks: turns that were taken; spans: what took time;
-    history: the states of the words that were watched, after each turn that changed one; team: how
-    many threads ran in lockstep.
+    history: (turn, the watched words' states), noted at stores, copies and products; team: how many
+    threads ran in lockstep.
     """
 
     counts: dict[str, int]

@@ -86,6 +86,7 @@ class GlobalState:
         self.last = np.full(array.size, -1)
         self.writer = np.full(array.size, -1)  # the number of the block that wrote it; -1: none
         self.reader = np.full(array.size, -1)  # that read it; -2: several
+        self.plain = np.zeros(array.size, bool)  # written without atomics
 
     def settle(self, log: Log, array: Array, reads: Side, writes: Side) -> None:
         """Check and count a batch of accesses."""
@@ -106,7 +107,7 @@ class GlobalState:
 
 def check_blocks(state: GlobalState, log: Log, array: Array, reads: Side, writes: Side) -> None:
     """Check that no other block wrote what this one touches, or read what it writes."""
-    number = log.block.number
+    number, plain = log.block.number, np.array(log.plain, bool)
     for verb, side, owners in (
         ("reads", reads, (state.writer,)),
         ("writes", writes, (state.writer, state.reader)),
@@ -115,7 +116,7 @@ def check_blocks(state: GlobalState, log: Log, array: Array, reads: Side, writes
             other = owner[side.elements]
             clash = (other != -1) & (other != number)
             if verb == "writes" and owner is state.writer:
-                clash &= np.array(log.plain, bool)[side.at]
+                clash &= plain[side.at] | state.plain[side.elements]
             if clash.any():
                 n = int(np.flatnonzero(clash)[0])
                 name = array.element(side.elements[n])
@@ -123,5 +124,6 @@ def check_blocks(state: GlobalState, log: Log, array: Array, reads: Side, writes
                 text = f"race on {name}: another block has {act} it"
                 accuse(log, "race", text, (verb, side, n))
     state.writer[writes.elements] = number
+    state.plain[writes.elements[plain[writes.at]]] = True
     seen = state.reader[reads.elements]
     state.reader[reads.elements] = np.where((seen == -1) | (seen == number), number, -2)

@@ -114,6 +114,6 @@ def stand_in(real: Card) -> Card:
         there, other = (".".join(map(str, each.capability)) for each in (real, card))
         raise UserError(
             f"{PRETENDED} is {other}, and this GPU, of capability {there}, can't run the kernels "
-            f"of such a card: name an older one, or unset {PRETENDED}"
+            f"of such a card: name another, or unset {PRETENDED}"
         )
     return card._replace(multiprocessors=min(card.multiprocessors, real.multiprocessors))

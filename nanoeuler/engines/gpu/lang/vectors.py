@@ -5,7 +5,7 @@
 """How a warp holds a row of a matrix: pieces of 16 bytes, as float32 in registers.
 
 A kind is "bf16" (stored as uint16) or "float32". All matrices are (rows, columns) in C order, their
-columns a multiple of 8. Left out: kernels (stream, columns, gates, rotary, embedding).
+columns a multiple of 8. Left out: the kernels (engines.gpu.rows).
 """
 
 from collections.abc import Callable
@@ -213,7 +213,7 @@ def place(address: int, row: int, columns: int, size: int) -> int:
 
 # %% sec-rows-stream
 def expect(name: str, array: Any, shape: tuple[int, ...], kind: str) -> None:
-    """UserError unless `array` is of this kind and shape, in C order, from 16 bytes on."""
+    """UserError unless `array` is of this kind and shape, in C order, aligned to 16 bytes."""
     dtype = STORED.get(kind, kind)
     steps = tuple(prod(shape[i + 1 :]) * array.dtype.itemsize for i in range(len(shape)))
     if tuple(array.shape) != shape or str(array.dtype) != dtype:

@@ -6,7 +6,7 @@
 
 block_reduce; residual_norm and its backward; activations (GELU,
 SwiGLU); rope; embedding; column_sums (gradients of biases); cross_entropy; gradient_norm; adamw;
-muon; fill (a constant, a bias).
+muon; fill (a constant, a bias); soft_cap; likeliest; lora_merge.
 
 May import: errors, model, engines.gpu.lang, engines.gpu.tile.
 """

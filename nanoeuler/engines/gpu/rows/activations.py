@@ -4,8 +4,8 @@
 # %% sec-rows-gates
 """SwiGLU and GELU, forward and backward: rows of u to rows of h, rows of dh to rows of du.
 
-SwiGLU: u (rows, 2F) is gate, then up; h (rows, F). GELU, in the tanh form or exact: u and h (rows,
-F), with a bias (F,) where one is given. All of one kind, "bf16" or "float32". A thread keeps its
+SwiGLU: u (rows, 2F) is gate, then up; h (rows, F). GELU, in the tanh form or exact, and ReLU
+squared: u and h (rows, F). All of one kind, "bf16" or "float32". A thread keeps its
 columns and goes down the rows (`Walk`); the sums of du's columns, float32, come with the backward.
 du may be u.
 """

@@ -4,7 +4,7 @@
 # %% sec-rows-columns
 """Sums down the columns of a matrix, float32, equal bits in every run: partial sums, then theirs.
 
-A slab of rows is summed by one block, in the order of rows; slabs are summed in the order of slabs.
+A slab of rows is summed by one block, in the order of rows; slabs are summed in a fixed order.
 `Walk` says which thread has which columns and rows; activations use it, too. Partial sums (slabs,
 columns) float32 are the caller's working memory.
 """

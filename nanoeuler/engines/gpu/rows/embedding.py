@@ -133,7 +133,7 @@ def scatter_plan(tokens: np.ndarray, V: int) -> np.ndarray:
     """The places of each token, for the embedding's backward: int32 (plan_length,).
 
     Rows of four: (chunks, tokens with several, 0, 0); of each chunk (token, first, end, slot), slot
-    -1 where it is the token's only one; of each token with several (token, first slot, last, 0).
+    -1 where it is the token's only one; of each token with several (token, first slot, end, 0).
     Then the places, by token and in their order; first and end are numbers of these.
     """
     tokens = np.asarray(tokens).reshape(-1)

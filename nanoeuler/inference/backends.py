@@ -19,7 +19,7 @@ def make_reader(
     config: ModelConfig, weights: Weights, engine: str = "auto", texts: int = 1,
     threads: int | None = None, quantize: str = "none",
 ) -> Reader:  # fmt: skip
-    """What reads `texts` texts for decoders. "auto": compiled where there are many weights.
+    """What reads `texts` texts for decoders. "auto": compiled for many weights, or to quantize.
 
     threads and quantize as `CpuReader` has them. UserError for an engine that there is not, for one
     of a GPU where there is none, and for quantized matrices with another than "cpu".

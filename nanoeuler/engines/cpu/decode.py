@@ -4,9 +4,9 @@
 # %% sec-token-tile
 """One token at a time on a processor: all of a model's forward pass in one compiled function.
 
-For every architecture, in float32 or with matrices in int8, on any number of threads, which change
-no bit of a result; nor do the rows of other texts. Leaves out drawing, and what becomes of a text
-that is longer than the context: the room `inference`.
+For every architecture, with matrices in any form of packing.py, on any number of threads, which
+change no bit of a result; nor do the rows of other texts. Leaves out drawing, and what becomes of a
+text that is longer than the context: the room `inference`.
 
 n rows (positions being read, of one text or several), S stages of an integrator, C channels,
 H query heads, G key/value heads, D head width, F MLP width, T context, V vocabulary, K predicted
@@ -93,7 +93,7 @@ def _floats(build, address, form):
 
 
 # Of what the pass calls and whose sums keep their order. Inside the pass, not called: a call would
-# hand over some 200 words, the arrays of `Model` and `Room`.
+# hand over 293 words, the arrays of `Model` and `Room`.
 _INSIDE = {"error_model": "numpy", "forceinline": True}
 # Positions in a pass. Each brings all weights from memory once, so a prompt wants many; 64 rows of
 # anything in it take as much of the second-level cache as a panel does.
@@ -326,8 +326,8 @@ def _widened8(build, at_w, out):
 
 @intrinsic
 def _widen(typing, matrices, w, blocks, out):
-    # The address of a panel in float32: of so many kept blocks at w they are written to `out`, and
-    # in any other form it is w.
+    # The address of the panel to multiply with: w, or `out`, to which so many kept blocks at w are
+    # written as float32.
     form = matrices.instance_class
 
     def generate(context, build, signature, arguments):
@@ -660,7 +660,7 @@ def _hidden(m, o, worker, panels, bias):
             _activate(m, o.up[r, p * PANEL : (p + 1) * PANEL], bias, start, o.hidden[r])
 
 
-_LOOKS = 1000  # at a counter before a core is offered to others: about 10 us
+_LOOKS = 1000  # at a counter before a core is offered to others: about 1 us
 
 
 @intrinsic
@@ -774,7 +774,7 @@ def _pass(m, o, n, heads, thread, threads):
     _meet(o, meeting, threads)
 
 
-# Bytes of weights from which all cores are used: below, a token is done before they have woken.
+# Bytes of weights from which all cores are used: with the 3 MB of `small`, two lose.
 MANY = 16 << 20
 # The forms of blocks and of output matrices, by what somebody asks for; None: as they are.
 QUANTIZE = {"none": (None, None), "int8": (Int8, Int8), "int4": (Int4, Int8)}
@@ -886,7 +886,8 @@ def _laid(matrices, form):
 def _vectors(config, weights):
     """A flat array with the vectors of a model, and {name: where each begins there}.
 
-    Of weights in memory that is all of them; of stored ones it lacks the matrices.
+    Of weights in memory that is all of them; of stored ones it lacks the matrices but has the
+    positions.
     """
     if not getattr(weights, "stored", None):
         return weights.flat, weights.starts

@@ -4,8 +4,8 @@
 # %% sec-token-panels
 """Matrices laid out for products with few rows: panels of PANEL columns, one after the other.
 
-In float32, in the 16 bits that a file holds, or in int8 with a scale for each column. Leaves out
-the products: decode.py.
+In float32, in a file's 16 bits or blocks, in int8 with a scale for each column, or in four bits.
+Leaves out the products: decode.py.
 
 I rows of a matrix (the depth of a sum), O columns, F MLP width. Distances are bytes.
 """

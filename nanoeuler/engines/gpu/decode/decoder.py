@@ -20,7 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nanoeuler.engines.gpu.decode import gemv
-from nanoeuler.engines.gpu.decode.attention import NORM_WARPS, heads_norm_kernel, newest_kernel
+from nanoeuler.engines.gpu.decode.attention import (
+    NORM_WARPS,
+    heads_norm_kernel,
+    lanes_of,
+    newest_kernel,
+)
 from nanoeuler.engines.gpu.decode.sampling import PICK_THREADS, enter_kernel, pick_kernel
 from nanoeuler.engines.gpu.lang.kernel import Launch, cover
 from nanoeuler.engines.gpu.lang.vectors import LANES, SIZES
@@ -35,7 +40,7 @@ from nanoeuler.model.weights import Block, Weights
 
 
 def tile_rows(kind: str, rows: int) -> int:
-    """The rows that a block has of R: 1, 8 or 16; 4 of float32, which has no tensor cores."""
+    """The rows that a block has of R: 1, 8 or 16; 1 or 4 of float32, without tensor cores."""
     if rows == 1 or kind == "float32":
         return min(rows, 4)
     return 8 if rows == 8 else 16
@@ -109,7 +114,7 @@ def check_model(this: Decoding) -> None:
         raise UserError(
             f"decoding on a GPU wants dim, hidden and the width of heads in eights, not "
             f"{c.dim}, {c.hidden} and {c.head_dim}: choose the engine cpu")
-    _ = this.shapes
+    _ = this.shapes, lanes_of(this.kind, this.heads, this.warps)
 
 
 ENOUGH = 1024  # blocks that keep a large GPU busy, about eight for each multiprocessor
@@ -440,9 +445,9 @@ def check_pieces(
 
 
 # %% sec-gputoken-time
-BYTES_A_US = 4.3e6  # bytes of memory in a microsecond: an H200's copy
+BYTES_A_US = 4.3e6  # bytes of memory in a microsecond: an H200's copy reaches 4.2e6
 LAUNCH = 1.2    # microseconds of a kernel in a graph that does next to nothing: see appendix G
-FIRST = 0.5     # until the first bytes have come from memory
+FIRST = 0.5     # until the first bytes have come from memory: a guess
 HANDOVER = 0.8  # from a kernel's end to the wait of one that is there already: a guess
 WORK = 0.7      # X from L2, its norm, the products, the sums, the store: a guess
 

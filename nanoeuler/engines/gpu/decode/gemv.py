@@ -435,8 +435,8 @@ def make_operand(form: Form) -> Callable:
 def make_multiply(form: Form) -> Callable:
     """multiply(held, x, shared, sums, tile, warp, lane): this warp's share, to shared memory.
 
-    sums: (warps, rows, 8 groups) float32. A lane's 16 bytes of W are 8 inputs of one output: as B
-    of mma.sync two for each of four products' quarters; X in the same order as A.
+    sums: (warps, rows, 8 groups) float32. A lane's 16 bytes of W are 8 inputs of one output: two
+    words of B for each of two mma.sync; X, as A, in the same order.
     """
     rows, groups, tiles, operand = form.rows, form.groups, form.shape.tiles, make_operand(form)
     wide, four = OUT * groups, 4 * groups

@@ -538,7 +538,7 @@ def test_bytes_for_a_block_that_is_none():
             mbarrier_expect(base, 16)
             load_bytes(base + 16 | 3 << 24, source, 16, base)
 
-    fault_of("bounds", send, "l", np.zeros(4, np.float32), shared=32, text="1 blocks, not 3")
+    fault_of("bounds", send, "l", np.zeros(4, np.float32), shared=32, text="no block 3 among 1")
 
 
 def grid_wait(x, word, out):

@@ -617,7 +617,7 @@ def test_what_does_not_fit_is_refused():
         mma_product(MmaForm(**UNGATED), a, b, c, apart, second=apart)
     with pytest.raises(UserError, match=r"'swiglu backward' is \(\(1, 2, 8, 24\), .*, not None"):
         gates = halves(np.zeros((8, 48), np.uint16))
-        mma_product(MmaForm("NT", "swiglu backward"), a, b, c, gates)
+        mma_product(MmaForm(**UNGATED), a, b, c, gates)
     with pytest.raises(UserError, match="gates come in eights, not 12"):
         narrow = np.zeros((8, 16), np.uint16)[:, :12]
         fit(MmaForm(**GATED), a, np.zeros((16, 24), np.uint16), narrow)
@@ -642,6 +642,8 @@ def test_a_product_says_what_space_it_needs():
     "words, match",
     [
         (dict(layout="TT"), "layouts are NT, NN, TN"),
+        (dict(sums="yes"), "sums no, store or add"),
+        (dict(epilogue="swiglu backward"), "'swiglu backward' stores two arrays"),
         (dict(epilogue="tanh"), "epilogues are store, bias"),
         (dict(out="float32", epilogue="bias"), "float32 is stored or added to"),
         (dict(epilogue="add"), "only float32 is added to"),
@@ -656,11 +658,11 @@ def test_a_form_that_there_is_not_is_refused(words, match):
 
 def test_every_card_since_8_0_gets_a_form_that_fits():
     for capability, room in SHARED.items():
-        form = choose_mma("NT", 8192, 8192, 8192, capability=capability)
+        form = choose_mma("NT", capability=capability)
         assert form.shared <= room and form.threads <= 256
-    assert choose_mma("NT", 8, 8, 8, capability=(8, 9)).columns == 128
+    assert choose_mma("NT", capability=(8, 9)).columns == 128
     with pytest.raises(UserError, match="8.0 or newer, not"):
-        choose_mma("NT", 8, 8, 8, capability=(7, 5))
+        choose_mma("NT", capability=(7, 5))
 
 
 @pytest.mark.parametrize(
@@ -682,6 +684,10 @@ def test_what_mma_has_not_got_is_refused_on_its_cards():
         product_on((7, 5), "NT", a, b[:128], c)
     with pytest.raises(UserError, match="'store' has no second array"):
         product_on((8, 0), "NT", a, b[:128], c, second=c)
+    with pytest.raises(UserError, match="'swiglu backward' stores two arrays"):
+        gates = halves(np.zeros((8, 256), np.uint16))
+        product_on((8, 0), "NT", a, b[:128], c, gates, epilogue="swiglu backward")
+    assert space_on((8, 0), "NT", 8, 128, 64, epilogue="swiglu backward", second=True) == 0
     with pytest.raises(UserError, match="columns of 'bias' to bf16 are not summed"):
         product_on(
             (8, 0), "NT", a, b[:128], c, c[0], epilogue="bias", sums=np.zeros(128, np.float32)

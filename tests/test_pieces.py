@@ -182,9 +182,9 @@ def test_pairs_are_all_that_count_and_the_smallest_come_first(count):
     assert sizes == sorted(sizes, reverse=True)
 
 
-def small(layout, m, n, k, epilogue="store", out="bf16", capability=(8, 0)):
+def small(layout, epilogue="store", out="bf16", second=False, sums="no", capability=(8, 0)):
     """In place of `choose_mma`: a tile of one warp, which the paper plays sooner."""
-    return MmaForm(layout, epilogue, out, rows=64, columns=64)
+    return MmaForm(layout, epilogue, out, second, sums, rows=64, columns=64)
 
 
 def hard(shape, seed=0):

@@ -25,6 +25,11 @@ ADA = 8, 9  # whose forms, of at most 99 KiB, are timed beside them
 BLOCKS = 132  # multiprocessors of an H200
 
 
+def chosen(form, capability):
+    """The form that the package chooses for such a product."""
+    return choose_mma(form.layout, form.epilogue, form.out, form.second, form.sums, capability)
+
+
 @dataclass(frozen=True)
 class Product:
     """What is timed: its sizes, forms that are tried beside the chosen one, where C goes."""
@@ -35,9 +40,7 @@ class Product:
     @property
     def choice(self):
         """The form that the package chooses."""
-        form = self.forms[0]
-        chosen = choose_mma(form.layout, *self.shape, form.epilogue, form.out, HOPPER)
-        return replace(chosen, second=form.second, sums=form.sums)
+        return chosen(self.forms[0], HOPPER)
 
 
 STEPS = 16384
@@ -47,9 +50,7 @@ SMALL = MmaForm("NT", columns=128, resident=2)  # two blocks on a multiprocessor
 def little(form):
     """What cards of 99 KiB get in place of a form, and another way to fill them: as wide, with
     fewer stages."""
-    chosen = choose_mma(form.layout, *[8192] * 3, form.epilogue, form.out, ADA)
-    chosen = replace(chosen, second=form.second, sums=form.sums)
-    return chosen, replace(form, stages=2)
+    return chosen(form, ADA), replace(form, stages=2)
 
 
 NT, NN, TN = MmaForm("NT"), MmaForm("NN"), MmaForm("TN", "store", "float32")

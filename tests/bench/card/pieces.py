@@ -57,7 +57,7 @@ def forms():
                 parts = "" if form.pieces == "no" else ", pieces"
                 name = f"wgmma {layout} {way}, cluster {form.cluster}{parts}"
                 made[name] = partial(gemm_kernel, form)
-                other = choose_mma(layout, m, n, deep, way, "float32", HOPPER)
+                other = choose_mma(layout, way, "float32", capability=HOPPER)
                 made[f"mma.sync {layout} {way}"] = partial(mma_kernel, other)
     made |= {f"mma.sync, sums {add=}": partial(sum_kernel, add) for add in (False, True)}
     return made

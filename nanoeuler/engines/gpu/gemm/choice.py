@@ -4,7 +4,6 @@
 # %% sec-gemm-any
 """A product for the card that is there: by wgmma on Hopper, by mma.sync on others since 8.0."""
 
-from dataclasses import replace
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
@@ -38,13 +37,12 @@ def product_on(
     epilogue, add = ends.pop("epilogue", "store"), ends.pop("add_sums", False)
     m, n, k = *c.shape, a.shape[layout[0] == "N"]
     out = "float32" if str(c.dtype) == "float32" else "bf16"
-    if tuple(capability) == HOPPER:
-        summed = "no" if ends.get("sums") is None else "add" if add else "store"
-        form = choose(layout, (m, n, k), epilogue, out, ends.get("second") is not None, summed)
-        return product(form, a, b, c, aux, **ends)
     second, sums = ends.get("second"), ends.get("sums")
-    form, summed = choose_mma(layout, m, n, k, epilogue, out, capability), "add" if add else "store"
-    form = replace(form, second=second is not None, sums="no" if sums is None else summed)
+    summed = "no" if sums is None else "add" if add else "store"
+    kind = epilogue, out, second is not None, summed
+    if tuple(capability) == HOPPER:
+        return product(choose(layout, (m, n, k), *kind), a, b, c, aux, **ends)
+    form = choose_mma(layout, *kind, capability)
     blocks, space = ends.get("blocks", MULTIPROCESSORS), ends.get("space")
     need = space_for(form, m, n, k, blocks)
     if need and space is None:
@@ -72,12 +70,8 @@ def space_on(
 
     Products that follow each other share the largest, whose first word is 0 before the first.
     """
-    ends = kind.get("epilogue", "store"), kind.get("out", "bf16")
-    blocks = kind.get("blocks", MULTIPROCESSORS)
+    ends = kind.get("epilogue", "store"), kind.get("out", "bf16"), kind.get("second", False)
+    sums, blocks = "store" if kind.get("summed") else "no", kind.get("blocks", MULTIPROCESSORS)
     if tuple(capability) == HOPPER:
-        sums = "store" if kind.get("summed") else "no"
-        form = choose(layout, (m, n, k), *ends, kind.get("second", False), sums)
-        return space_bytes(form, m, n, k, blocks)
-    form = choose_mma(layout, m, n, k, *ends, capability)
-    form = replace(form, sums="store" if kind.get("summed") else "no")
-    return space_for(form, m, n, k, blocks)
+        return space_bytes(choose(layout, (m, n, k), *ends, sums), m, n, k, blocks)
+    return space_for(choose_mma(layout, *ends, sums, capability), m, n, k, blocks)

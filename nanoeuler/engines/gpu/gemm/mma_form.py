@@ -51,7 +51,7 @@ class MmaForm:
     epilogue: str = "store"  # one of EPILOGUES; gelu is the tanh form
     out: str = "bf16"  # or float32, of C
     second: bool = False  # whether S + bias is stored beside its curve, the curve beside S slope,
-    # (gate, up) beside what they make, slopes by both beside h
+    # (gate, up) beside what they make, their gradients beside that (always)
     sums: str = "no"  # of C's columns, where that is bf16: "store" or "add"
     rows: int = 128  # of a block's tile, one warp for each 64 x 64
     columns: int = 256
@@ -61,16 +61,16 @@ class MmaForm:
 
     def __post_init__(self) -> None:
         wide = self.out == "float32"
-        if self.layout not in ("NT", "NN", "TN"):
-            raise UserError(f"layouts are NT, NN, TN, not {self.layout!r}")
+        if self.layout not in ("NT", "NN", "TN") or self.sums not in ("no", "store", "add"):
+            raise UserError(f"layouts are NT, NN, TN, sums no, store or add, not {self}")
         if self.epilogue not in EPILOGUES or self.out not in ("bf16", "float32"):
             raise UserError(f"epilogues are {', '.join(EPILOGUES)}, to bf16 or float32: {self}")
         if wide != (self.epilogue == "add") and (not wide or self.epilogue != "store"):
             raise UserError(f"float32 is stored or added to, and only float32 is added to: {self}")
         if self.second and not self.way.second:
             raise UserError(f"{self.epilogue!r} has no second array to store")
-        if self.sums not in ("no", "store", "add"):
-            raise UserError(f"sums are no, store or add, not {self.sums!r}")
+        if self.way.aux == "tiles" and not self.second:
+            raise UserError(f"{self.epilogue!r} stores two arrays: {self}")
         if self.sums != "no" and (wide or not self.way.sums):
             raise UserError(f"columns of {self.epilogue!r} to {self.out} are not summed")
         if self.rows not in (64, 128, 256) or self.columns not in (64, 128, 256):

@@ -122,12 +122,11 @@ def mma_product(
 
 
 def choose_mma(
-    layout: str, m: int, n: int, k: int, epilogue: str = "store", out: str = "bf16",
-    capability: tuple[int, int] = (8, 0),
+    layout: str, epilogue: str = "store", out: str = "bf16", second: bool = False,
+    sums: str = "no", capability: tuple[int, int] = (8, 0),
 ) -> MmaForm:  # fmt: skip
     """The form for a product on a card of this capability; UserError below 8.0."""
     if tuple(capability) < (8, 0):
         raise UserError(f"bf16 products need compute capability 8.0 or newer, not {capability}")
-    room = limit(SHARED, capability)
-    form = MmaForm(layout, epilogue, out)
-    return form if form.shared <= room else replace(form, columns=128)
+    form = MmaForm(layout, epilogue, out, second, sums)
+    return form if form.shared <= limit(SHARED, capability) else replace(form, columns=128)

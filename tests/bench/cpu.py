@@ -105,7 +105,7 @@ def nanoeuler_training(name, threads, config, w, tokens, targets, scale):
 
 
 def peak_memory():
-    """The most memory that this process has held, in MB, without its parent's before exec."""
+    """The most memory that this process has held, in MiB, without its parent's before exec."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
@@ -113,7 +113,7 @@ def peak_memory():
 def contestant(name, preset, batch, threads, folder):
     """Write loss and gradients into the folder, make a step, say so, and serve turns.
 
-    A turn: for a line on stdin, print the seconds of STEPS steps and the peak memory in MB.
+    A turn: for a line on stdin, print the seconds of STEPS steps and the peak memory in MiB.
     """
     import numpy as np
 
@@ -206,7 +206,7 @@ def assert_same(folder, names):
 
 
 def race(preset, batch, names, threads=THREADS):
-    """Milliseconds of a step, all steps of all turns, and peak memory in MB, of each contestant."""
+    """Milliseconds of a step, of all steps of all turns, and peak MiB, of each contestant."""
     with tempfile.TemporaryDirectory() as folder:
         running = {
             name: process(name, preset, batch, threads, folder, blas=RUNGS.get(name, 1))
@@ -259,11 +259,11 @@ def race_rows(row, preset, batch, names, peak_gflops):
     for name in (x for x in RUNGS if x in names):
         row("loss and gradients", case, name, round(milliseconds[name], 2), "ms")
         if name != "cpu":  # which the rows of the training step, and its peers, are about
-            row("peak memory", case, name, round(memory[name]), "MB")
+            row("peak memory", case, name, round(memory[name]), "MiB")
             row("share of the peak", case, name, round(share[name], 1), "%")
     for peer in (x for x in PEERS if x in names):
         for what, of, digits, unit in (
-            ("training step", milliseconds, 2, "ms"), ("peak memory", memory, None, "MB"),
+            ("training step", milliseconds, 2, "ms"), ("peak memory", memory, None, "MiB"),
             ("share of the peak", share, 1, "%"),
         ):  # fmt: skip
             ours, theirs = round(of[TRAINED], digits), round(of[peer], digits)

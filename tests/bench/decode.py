@@ -1,7 +1,7 @@
 """One token on a GPU beside PyTorch's: `python tests/bench/decode.py [PART ...]`.
 
 Parts, all if none is named:
-    correct   logits of both presets against float64, PyTorch's beside; graph against launches, bits
+    correct   logits of the presets against float64, PyTorch's beside; graph against launches, bits
     token     milliseconds of a token of one text, greedy, kernels waiting and starting early
     torch     PyTorch's own, with a static cache: eager, and torch.compile, "reduce-overhead"
     kernels   microseconds of each kind of kernel, in a graph of its own, beside the prediction

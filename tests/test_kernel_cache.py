@@ -79,7 +79,8 @@ def test_code_comes_back_as_it_was(tmp_path):
 @pytest.mark.parametrize(
     "harm",
     [lambda x: x[:-1], lambda x: x + b"!", lambda x: b"", lambda x: x[1:],
-     lambda x: b"[" * 100_000, lambda x: b"3\n" + x],
+     lambda x: b"[" * 100_000, lambda x: b"3\n" + x, lambda x: x.replace(b" 40,", b" 41,"),
+     lambda x: x.replace(b".entry", b".extern")],
 )  # fmt: skip
 def test_a_harmed_file_is_compiled_again_and_replaced(place, built, harm):
     kernel = next(iter(MAKERS.values()))()

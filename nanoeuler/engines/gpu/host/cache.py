@@ -136,15 +136,16 @@ def folder() -> Path:
 def read(path: Path) -> Code | None:
     """The code in a file; None if there is none, or not a whole one."""
     try:
-        head, _, image = path.read_bytes().partition(b"\n")
-        told = json.loads(head)
-        if told.pop("checksum") != hashlib.sha256(image).hexdigest():
+        checksum, _, rest = path.read_bytes().partition(b"\n")
+        if checksum != hashlib.sha256(rest).hexdigest().encode():
             return None
+        head, _, image = rest.partition(b"\n")
+        told = json.loads(head)
         tuples = {name: tuple(told[name]) for name in ("warnings", "target")}
         code = Code(**{**told, **tuples, "image": image})
         os.utime(path)  # read now: `trim` spares it
         return code
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, KeyError, TypeError):  # of another version: other fields
         return None
 
 
@@ -152,9 +153,9 @@ def write(path: Path, code: Code) -> None:
     """Keep code in a file, if the folder can be written."""
     told = {field.name: getattr(code, field.name) for field in dataclasses.fields(code)}
     image = told.pop("image")
-    told["checksum"] = hashlib.sha256(image).hexdigest()
+    rest = json.dumps(told).encode() + b"\n" + image
     with suppress(OSError), replacing(path) as temporary:
-        temporary.write_bytes(json.dumps(told).encode() + b"\n" + image)
+        temporary.write_bytes(hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
 
 
 def trim(paths: Iterable[Path]) -> None:

@@ -51,7 +51,7 @@ def rows_for(count: int) -> int:
     return 1 if count == 1 else max(8, 1 << (count - 1).bit_length())
 
 
-MOST_ROWS = 256  # of a pass; more are several passes
+MOST_ROWS = 256  # of a pass of `read`, at most
 CHUNK = 128      # positions of a block of attention, at most
 
 

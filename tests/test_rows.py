@@ -737,6 +737,15 @@ def test_move_and_norm_refuses(change, message):
         residual_norm.move_norm_launch("rms", **(norm_arrays() | change))
 
 
+def test_an_activation_that_there_is_not_is_refused():
+    u, h = np.zeros((2, 64), np.uint16), np.zeros((2, 64), np.uint16)
+    message = "an activation, swiglu, gelu, gelu_exact, relu2, got 'silu'"
+    with pytest.raises(UserError, match=message):
+        activations.activation_launch("silu", u, h)
+    with pytest.raises(UserError, match=message):
+        activations.activation_backward_launches("silu", h, u, u)
+
+
 def test_memory_that_is_not_aligned_is_refused():
     class Elsewhere:
         address, shape, strides, dtype = 8, (2, 64), (128, 2), np.dtype(np.uint16)

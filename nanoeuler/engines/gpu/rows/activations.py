@@ -36,14 +36,18 @@ from nanoeuler.engines.gpu.tile.curves import (
     swiglu,
     swiglu_slopes,
 )
+from nanoeuler.errors import UserError
 
 
 def shares(name: str) -> tuple[Callable, Callable]:
     """Of an activation without a gate: the share of u that it lets through, and its slope."""
-    return {
+    known = {
         "gelu": (gelu_share, gelu_slope), "gelu_exact": (gelu_exact_share, gelu_exact_slope),
         "relu2": (relu2_share, relu2_slope),
-    }[name]  # fmt: skip
+    }  # fmt: skip
+    if name not in known:
+        raise UserError(f"expected an activation, swiglu, {', '.join(known)}, got {name!r}")
+    return known[name]
 
 
 @functools.cache

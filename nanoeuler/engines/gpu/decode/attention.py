@@ -160,7 +160,8 @@ def lanes_of(kind: str, heads: gemv.Heads, warps: int) -> int:
     lanes = max(1, D // width)
     if D % width or LANES % lanes or heads.chunk % (LANES // lanes * warps):
         raise UserError(
-            f"decoding on a GPU has heads of {width} channels times 1, 2, 4, 8, 16 or 32, not {D}")
+            f"decoding on a GPU has heads of {width} channels times 1, 2, 4, 8, 16 or 32, not {D}: "
+            "choose the engine cpu")
     return lanes
 
 

@@ -361,7 +361,8 @@ def test_older_cards_are_refused():
         ("k", {"dtype": np.float32}, "attention's k is uint16 .*, not float32"),
         ("lse", {"shape": (1, 4, 8)}, r"attention's lse is float32 \(1, 4, 128\), not"),
         ("q", {"shape": (1, 4, 8, 96)}, "head width 32, 64 or 128, not 96"),
-        ("q", {"shape": (1, 3, 8, 64)}, "3 query heads do not share 2 key heads evenly"),
+        ("q", {"shape": (1, 3, 8, 64)}, "3 query heads do not share 2 key heads evenly$"),
+        ("q", {"shape": (1, 4, 0, 64)}, "takes one token at least, not 1 times 0"),
     ],
 )
 def test_forward_refuses_what_does_not_fit(name, to, words):

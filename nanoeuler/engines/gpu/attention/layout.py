@@ -4,7 +4,8 @@
 # %% sec-flash-layout
 """The layout that all attention kernels on tensor cores share: arrays, saved rows, masked scores.
 
-All of bf16 (as uint16), of any strides that are multiples of 16 bytes, the last axis dense:
+All bf16 (as uint16) or all float32, of any strides that are multiples of 16 bytes, the last axis
+dense:
 
     q, o, do, dq (B, H, T, D)    k, v, dk, dv (B, G, T, D)    H a multiple of G
 
@@ -28,7 +29,7 @@ FORBIDDEN = -1e30  # the score of a key that its query may not see
 LOWEST = -1e20     # the running maximum before any score
 PAST_END = 1e30    # lse of rows past T: makes their probabilities 0 in the backward
 # What all heads that are worked on at a time stream should stay in the L2 cache: the part of it
-# that they may take. Measured on an H200: 2 to 6 % at T = 4096 (the log book's table of attempts).
+# that they may take. An early forward kernel took 2 to 6 % less at T = 4096 (the log book).
 FORWARD_PART, BACKWARD_PART = 0.64, 0.32
 FORWARD_SHARE, BACKWARD_SHARE = int(FORWARD_PART * L2), int(BACKWARD_PART * L2)  # bytes
 
@@ -189,8 +190,10 @@ def shared_shape(
         *rest, last = map(str, widths)
         allowed = f"{', '.join(rest)} or {last}"
         raise UserError(f"attention on tensor cores has head width {allowed}, not {D}")
-    if G < 1 or H < 1 or H % G or B < 1 or T < 1:
-        raise UserError(f"{H} query heads do not share {G} key heads evenly, {B} times {T} tokens")
+    if B < 1 or T < 1:
+        raise UserError(f"attention takes one token at least, not {B} times {T}")
+    if G < 1 or H < 1 or H % G:
+        raise UserError(f"{H} query heads do not share {G} key heads evenly")
     for name, array in queries.items():
         expect(name, array, (B, H, T, D), dtype)
     for name, array in keys.items():

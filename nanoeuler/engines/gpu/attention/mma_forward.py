@@ -8,7 +8,7 @@ Head width D = 32, 64 or 128. Left out: launching (mma_launch.py), other masks.
 
 A block has four warps. Of bf16 it has 128 queries: rows 16 w to 16 w + 15 of each half are warp
 w's, so that all warps have the same work on the diagonal. Of other operands it has the first half.
-T positions, D head width. s scores, p probabilities not yet divided by their sum, o output.
+T positions. s scores, p probabilities not yet divided by their sum, o output.
 """
 
 import functools

@@ -20,7 +20,7 @@ from nanoeuler.engines.gpu.lang.kernel import Launch, cover
 from nanoeuler.errors import UserError
 
 WIDTHS = 32, 64, 128  # of heads: a row is 64, 128 or 256 bytes, which `swizzle` knows to swap
-# The fastest of what was tried: the log book's table of attempts.
+# Chosen by measurement: the log book's table of attempts.
 FORMS = {
     32: Form(32, 4, 64, 2, 2), 64: Form(64, 4, 64, 2, 2), 128: Form(128, 4, 64, 2, 2, park=True)
 }  # fmt: skip

@@ -20,7 +20,7 @@ from nanoeuler.engines.gpu.lang.instruction import cuda, int32
 class Operands(NamedTuple):
     """A number format as operands. size: bytes of a number in memory; parts: the tiles of bf16
     that make up a tile in shared memory; halves: how many times 16 queries a warp has forward.
-    The others are factories, which get a form:
+    These are factories, which get a form:
 
     fragments: fragments(), the registers that operands pass through
     loads: of a form and rows, load(tile, x, first, limit), and load_pair(tile, x, y, first, limit)
@@ -55,7 +55,7 @@ class Fragments(NamedTuple):
 
 
 def make_fragments(form: "Form") -> Callable:
-    """Those of 16 columns of the larger of a step and a head."""
+    """Those of 16 by the larger of a step and a head's width."""
     most = max(form.D, form.step) // 4
 
     def fragments() -> Fragments:
@@ -141,8 +141,8 @@ BF16 = Operands(
 class Form(NamedTuple):
     """A form of a kernel: head width; warps of a block; rows of a step; stages of these in shared
     memory; blocks of a multiprocessor that registers must suffice for; the kind of operands;
-    whether sums wait in shared memory from step to step (forward), because registers do not
-    suffice; whether more than the diagonal limits what is seen.
+    whether sums and some maxima wait in shared memory from step to step (forward), because
+    registers do not suffice; whether more than the diagonal limits what is seen.
     """
 
     D: int

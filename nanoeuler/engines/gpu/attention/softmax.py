@@ -108,7 +108,7 @@ def pack(s: Any, of: Span, a: Any) -> None:
 
 
 def save_lse(rows: Rows, line: int, row: int, lane: int, T: int, scale: float) -> None:
-    """`total` over all lanes, and lse = m scale + log2(total) of a lane's rows, `row` and 8 below.
+    """`total` over the quad, and lse = m scale + log2(total) of a lane's rows, `row` and 8 below.
 
     line: the address of the head's lse. Rows past T get what hides them.
     """

@@ -43,7 +43,7 @@ def count_windows(n_tokens: int, context: int, n_predict: int) -> int:
 def order_of(seed: int, number: int, n: int, context: int) -> tuple[int, np.ndarray]:
     """(offset, order) of pass `number`: the first token of window 0, and a permutation of n.
 
-    `order` has the smallest integer type that holds n.
+    `order` has the smallest signed type that holds its numbers.
     """
     rng = np.random.default_rng((seed, number))
     offset = int(rng.integers(context))

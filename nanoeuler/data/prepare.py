@@ -238,7 +238,7 @@ def prepare_text(path: str | Path, out: str | Path, *, vocab_size: int,
     """Prepare one text file as two documents, the two parts of `text.split`.
 
     Like `prepare`, but with the digest of `text.digest`. known: the result of `scanned`, if there
-    is one. After it, the text is read once to learn and once to encode.
+    is one. After it, the text is read to learn and to encode; with carriage returns, once more.
     """
     path = Path(path)
     identity, size, line_ends = known or scanned(path)

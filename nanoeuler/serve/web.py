@@ -35,7 +35,7 @@ BODY = 1 << 18  # bytes of a request: fifty thousand words, more than any contex
 SECONDS = 20  # for a request to arrive or an answer to leave: 256 KB in that time is 105 kbit/s
 READ = 1 << 14  # bytes to read from a connection at a time: as long as a head may be
 GRACE = 0.1  # seconds for reading what a crowd has sent, before the idle are dropped: see _heard
-LOOKS = 8  # requests for attention maps at a time: a page has one open, and each is quick
+LOOKS = 8  # requests for attention maps at a time: a page rarely has two open
 CURE = "pip install 'nanoeuler[serve]' brings them"
 
 

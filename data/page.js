@@ -1,6 +1,6 @@
 // The page of nanoeuler's server. It uses the same protocol as any other program, and shows what
 // an answer says about itself. Nothing is loaded from elsewhere. Text from the model is only ever
-// set as textContent, so it is never parsed as HTML.
+// inserted as text, so it is never parsed as HTML.
 "use strict";
 
 const $ = (id) => document.getElementById(id);

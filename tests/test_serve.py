@@ -1061,6 +1061,8 @@ def test_the_pages_files_come_with_rules_for_the_browser(server):
         status, said, headers = ask(server, path)
         assert status == 200 and headers["Content-Type"].startswith(kind) and len(said) > 1000
         assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+    for asked in ("bytes=0-9", "bytes=x", "items=0-9", "bytes=9999999-"):  # no error in plain text
+        assert ask(server, "/page.js", headers={"Range": asked})[0] == 200
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from nanoeuler.model.weights import Weights
 from nanoeuler.serve.request import Refusal, fields_of
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
-LOOKED = 256  # newest tokens in a map, which is then as wide as a phone's screen
+LOOKED = 256  # newest tokens in a map, which then fits a phone's screen
 
 
 def attention_maps(

@@ -19,8 +19,8 @@ from greenlet import getcurrent, greenlet
 from nanoeuler.inference.decoder import Reader
 from nanoeuler.model.config import ModelConfig
 
-# Tokens of a prompt in a round, four times what the CPU's reader takes in one go. The other texts
-# in the batch never wait for more than that.
+# Tokens of a prompt in a round, as many as the CPU's reader takes in one go. The other texts in
+# the batch never wait for more of one prompt than that.
 PREFILL_CHUNK = 64
 
 

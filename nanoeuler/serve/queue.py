@@ -19,13 +19,13 @@ from nanoeuler.serve.batching import Scheduler
 
 
 class Full(UserError):
-    """The queue has no room for another job now."""
+    """The server takes no more work now."""
 
 
 class Job:
     """A text to generate: `put` gets everything that `write(reader)` yields.
 
-    Last, `put` gets None, or the exception that ended the text.
+    Last, unless the job is cancelled, `put` gets None, or the exception that ended the text.
     """
 
     def __init__(

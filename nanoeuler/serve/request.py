@@ -21,7 +21,7 @@ from nanoeuler.model.config import ModelConfig
 from nanoeuler.tokenizer.chat_template import conversation
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
-TOP = 20  # the most alternatives to a token that may be asked for: the protocol's own bound
+TOP = 20  # the most alternatives to a token that may be asked for: the protocol's bound for a chat
 STOPS = 4  # the most stop strings: the protocol's own bound, too
 STOP = 256  # the most characters of one, which the protocol leaves open: three lines of text
 SEED_BITS = 53  # of a seed that we choose: a number in JavaScript holds all of them
@@ -104,7 +104,7 @@ def fields_of(body: bytes) -> dict[str, Any]:
         said = json.loads(body, parse_constant=_no_number)
     except ValueError:
         raise Refusal("expected the body of the request to be JSON, but it is not") from None
-    except RecursionError:  # some nine hundred deep
+    except RecursionError:  # some 950 deep
         raise Refusal("expected the body of the request to be nested less deeply") from None
     if not isinstance(said, dict):
         raise Refusal(f"expected a JSON object, got {said!r:.60}: see OpenAI's API")
@@ -122,7 +122,7 @@ def _no_number(name):
     raise ValueError(name)
 
 
-# The roles of the protocol: programs for newer models say developer instead of system.
+# The protocol's roles without tools: programs for newer models say developer, not system.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 Turns = list[tuple[str, str]]  # questions and their answers

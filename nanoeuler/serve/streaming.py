@@ -30,7 +30,7 @@ class Token(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Text, and the tokens that were drawn for it."""
+    """Text, and the tokens that were drawn since the last piece."""
 
     text: str
     tokens: list[Token]

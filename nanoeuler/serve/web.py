@@ -32,10 +32,10 @@ from nanoeuler.tokenizer.chat_template import USER
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 BODY = 1 << 18  # bytes of a request: fifty thousand words, more than any context of ours
-SECONDS = 20  # for a request to arrive or an answer to leave: 256 KB in that time is a slow modem
+SECONDS = 20  # for a request to arrive or an answer to leave: 256 KB in that time is 105 kbit/s
 READ = 1 << 14  # bytes to read from a connection at a time: as long as a head may be
-GRACE = 0.1  # seconds in which a new client's first request is read, however many come with it
-LOOKS = 8  # requests for attention maps at a time: a page has one open, and each is quick
+GRACE = 0.1  # seconds for reading what a crowd has sent, before the idle are dropped: see _heard
+LOOKS = 8  # requests for attention maps at a time: a page rarely has two open
 CURE = "pip install 'nanoeuler[serve]' brings them"
 
 
@@ -82,7 +82,7 @@ async def events(service: Service, wanted: Request) -> AsyncIterator[Piece | End
 
 
 def problem(raised: Exception) -> tuple[int, dict[str, Any]]:
-    """The status and the body of an error response; our own mistakes show no details."""
+    """The status and the body of an error response; our own mistakes show only their kind."""
     if isinstance(raised, Full):
         return 503, error(str(raised), "overloaded")
     if isinstance(raised, UserError):
@@ -118,7 +118,7 @@ class Handlers:
         from starlette import requests, responses
 
         self.service, self.http, self.gone = service, responses, requests.ClientDisconnect
-        self.looking, self.looks = asyncio.Lock(), 0  # one at a time, and how many wait
+        self.looking, self.looks = asyncio.Lock(), 0  # one at a time, and how many there are
 
     async def body(self, request: Any) -> bytes:
         """The body of a POST; `Refusal` if it is too long, breaks off, or is not called JSON."""
@@ -155,7 +155,7 @@ class Handlers:
         """Attention maps of a layer, one request after another: each is a pass in NumPy."""
         body, s = await self.body(request), self.service
         if self.looks >= LOOKS:
-            raise Full(f"{LOOKS} attention maps are being computed: ask again in a moment")
+            raise Full(f"{LOOKS} attention maps are asked for already: ask again in a moment")
         self.looks += 1
         try:
             async with self.looking:
@@ -182,8 +182,8 @@ class Handlers:
         })  # fmt: skip
 
     async def file(self, name: str, request: Any) -> Any:
-        """A file of the page."""
-        return self.http.FileResponse(shipped(name), media_type=KINDS[name], headers=PAGE)
+        """A file of the page, always whole."""
+        return self.http.Response(shipped(name).read_bytes(), media_type=KINDS[name], headers=PAGE)
 
     async def wrong(self, request: Any, raised: Exception) -> Any:
         """The response to an error."""
@@ -282,7 +282,7 @@ class Guard:
 def application(
     service: Service, hosts: Collection[str] | None, origins: Sequence[str] = ()
 ) -> Guard:
-    """The server of `service`, as an ASGI application. UserError without Starlette."""
+    """The server of `service`, as an ASGI application. UserError without the extra `serve`."""
     if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
         raise UserError(f"serving needs starlette and uvicorn, but {missing[0]} is missing: {CURE}")
     from starlette.applications import Starlette

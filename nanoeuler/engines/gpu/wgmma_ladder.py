@@ -147,7 +147,7 @@ def product(name: str, a: Any, b: Any, c: Any, multiprocessors: int = 132) -> La
     | rung       | arguments of its kernel                                                       |
     |------------|-------------------------------------------------------------------------------|
     | by hand    | addresses of A, B, C; m, n, k                                                 |
-    | persistent | maps of A, B, C; tiles of a cluster down and across C, k-blocks               |
+    | last 3     | maps of A, B, C; tiles of a cluster down and across C, k-blocks               |
     | others     | maps of A, B, C; k-blocks                                                     |
 
     Numerics: float32 sums in order of k, 16 at once; rounded once to bf16; the same in every run.
@@ -263,7 +263,7 @@ def make_ring(stages: int) -> Callable[..., None]:
 
 # %% sec-wgmma-roles
 CONSUMERS = 256  # threads of two warpgroups; the producer's warp comes after them
-STAGES = 4  # 192 KiB: all there's room for; three take 3072 ticks, more than FETCH
+STAGES = 4  # 192 KiB: all there's room for; three products take 3072 ticks, over FETCH
 WIDE = B_BYTES + 2 * A_BYTES  # bytes of a k-block of 256 and of 128 rows
 
 

@@ -2,11 +2,11 @@
 
 
 # %% sec-gemm-ptx
-"""Hopper's instructions as functions of a kernel. Each names its page of NVIDIA's PTX ISA 9.0.
+"""Hopper's instructions as functions of a kernel. Mnemonics are titles in NVIDIA's PTX ISA 9.0.
 
 Addresses in shared memory are int32 offsets in the shared window (`shared_address`); addresses in
 global memory and of tensor maps are int64. What these need: compute capability 9.0a. Left out:
-every form of an instruction that no kernel of ours uses.
+every form of an instruction that no kernel or test of ours uses.
 """
 
 from nanoeuler.engines.gpu.lang.instruction import Instruction
@@ -68,7 +68,7 @@ tma_add = instruction(
     "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [$0, {$1, $2}], [$3];",
     "l r r r",
 )
-# the copies that this thread asked for since the last such word are a group
+# the copies that this thread asked for since the last commit are a group
 bulk_commit = instruction("cp.async.bulk.commit_group;")
 # at most one group of this thread has still to read its shared memory
 bulk_wait_read = instruction("cp.async.bulk.wait_group.read 1;")

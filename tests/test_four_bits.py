@@ -195,6 +195,8 @@ def test_what_there_is_not_is_refused():
         make_reader(weights.config, weights, quantize="int3")
     with pytest.raises(UserError, match="with quantize int4, got 'fused'"):
         make_reader(weights.config, weights, "fused", quantize="int4")
+    with pytest.raises(UserError, match="float32 weights with quantize int4, got float64"):
+        make_reader(weights.config, initialise(config, seed=0, dtype=np.float64), quantize="int4")
     weights.blocks[0].wo[0, 0] = 1e6
     with pytest.raises(UserError, match="a weight of 1e.06 is more than a block of four bits"):
         make_reader(weights.config, weights, quantize="int4")

@@ -45,6 +45,9 @@ def make_reader(
             return CpuReader(config, weights, texts, threads, quantize)
         except OverflowError as error:
             raise UserError(str(error)) from None
+    if small and engine == "cpu":
+        raise UserError(f"expected float32 weights with quantize {quantize}, got "
+                        f"{weights.flat.dtype}: convert them, or leave quantize out")  # fmt: skip
     if small:
         raise UserError(f"expected engine cpu, or auto, with quantize {quantize}, got {engine!r}: "
                         "leave one out")  # fmt: skip

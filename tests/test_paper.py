@@ -233,6 +233,38 @@ def test_an_atomic_races_with_a_plain_write_of_another_block():
     fault_of("race", set_and_add, "r[1]", out, grid=(2,), **more)
 
 
+def add_then_set(out):
+    cuda.atomic.add(out, 0, 1)
+    cuda.syncthreads()
+    if cuda.blockIdx.x == 2:
+        out[0] = 1
+
+
+def test_a_plain_write_races_with_an_atomic_of_any_earlier_block():
+    out = np.zeros(1, np.int32)
+    more = {"threads": 1, "text": r"race on out\[0\]: another block has written it"}
+    fault_of("race", add_then_set, "r[1]", out, grid=(3,), **more)
+
+
+def stored(x, out):
+    local = cuda.local.array(1, int32)
+    local[0] = int64(x[cuda.threadIdx.x])
+    out[cuda.threadIdx.x] = local[0]
+
+
+def converted(x, out):
+    out[cuda.threadIdx.x] = int32(x[cuda.threadIdx.x])
+
+
+@pytest.mark.parametrize("abreast", [True, False])
+@pytest.mark.parametrize("kernel", [stored, converted])
+def test_what_is_too_wide_for_an_integer_wraps(kernel, abreast):
+    x, out = np.array([3e9, -3e9, 1.5, -1.5], np.float32), np.zeros(4, np.int32)
+    launch = Launch(Kernel(kernel, "f[1] r[1]", threads=4), (1,), (x, out))
+    run(launch, abreast=abreast)
+    assert out.tolist() == [3 * 10**9 - 2**32, 2**32 - 3 * 10**9, 1, -1]
+
+
 def helper(values, i):
     return values[i] * 2
 

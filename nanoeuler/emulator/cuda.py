@@ -73,10 +73,13 @@ class Feeding(Local):
 
 
 class LocalIntegers(Local):
-    """Registers with integers: read as plain ints, which have no width."""
+    """Registers with integers: read as plain ints, without a width; stores wrap."""
 
     def __getitem__(self, index):
         return int(super().__getitem__(index))
+
+    def __setitem__(self, index, value):
+        super().__setitem__(index, np.array(value).astype(self.dtype))
 
 
 def local_array(shape: int | tuple, dtype: Any) -> Local:

@@ -4,8 +4,8 @@
 # %% sec-paper-device
 """An emulated device: arrays that only the device gives out, launches, graphs of launches.
 
-Its methods are those of `engines.gpu.host.device.Device`. Left out: `keep`,
-time, and streams, all of which are one.
+Its methods are those of `engines.gpu.host.device.Device`. Left out: `keep`, time, and streams, all
+of which are one.
 """
 
 import weakref

@@ -30,6 +30,7 @@ class Integer:
     def __call__(self, value: Any) -> Any:
         if type(value) is not int:
             if isinstance(value, np.ndarray):
+                value = value.astype(np.int64, copy=False)  # floats wrap, too
                 return value.astype(self.dtype, copy=False).astype(np.int64, copy=False)
             value = int(value)
         if self.low <= value <= self.high:

@@ -63,7 +63,7 @@ class Place(NamedTuple):
 
 
 class Owner:
-    """State that other modules keep for a thread or a block: `of(Kind)`, made on first use."""
+    """State that other modules keep for a thread, meeting or block: `of(Kind)` makes it once."""
 
     parts: dict
 

@@ -84,8 +84,8 @@ class GlobalState:
     def __init__(self, start: int, array: Array, fresh: np.ndarray | None, together: bool):
         self.start, self.fresh, self.together = start, fresh, together
         self.last = np.full(array.size, -1)
-        self.writer = np.full(array.size, -1)  # the number of the block that wrote it; -1: none
-        self.reader = np.full(array.size, -1)  # that read it; -2: several
+        self.writer = np.full(array.size, -1)  # the block that wrote it; -1: none, -2: several
+        self.reader = np.full(array.size, -1)  # that read it
         self.plain = np.zeros(array.size, bool)  # written without atomics
 
     def settle(self, log: Log, array: Array, reads: Side, writes: Side) -> None:
@@ -123,7 +123,7 @@ def check_blocks(state: GlobalState, log: Log, array: Array, reads: Side, writes
                 act = "written" if owner is state.writer else "read"
                 text = f"race on {name}: another block has {act} it"
                 accuse(log, "race", text, (verb, side, n))
-    state.writer[writes.elements] = number
     state.plain[writes.elements[plain[writes.at]]] = True
-    seen = state.reader[reads.elements]
-    state.reader[reads.elements] = np.where((seen == -1) | (seen == number), number, -2)
+    for owner, side in (state.writer, writes), (state.reader, reads):
+        seen = owner[side.elements]
+        owner[side.elements] = np.where((seen == -1) | (seen == number), number, -2)

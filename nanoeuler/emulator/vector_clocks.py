@@ -7,7 +7,8 @@
 An actor is whoever touches memory: a warp, the products that a warp has started (wgmma), a thread's
 outgoing copies, or the copies that one mbarrier counts. Its epochs count up, and an access is an
 (actor, epoch). A warp knows, for each actor, the last epoch that it has waited for, directly or
-through others. To touch a word without knowing its last write or, to write, a read, is a race.
+through others. It's a race to touch a word without knowing its last write, or to write it
+without knowing a read.
 
 Warps, not threads: of lanes that nobody synchronised, only those between two waits are compared
 (`arrays`).

@@ -16,7 +16,7 @@ from nanoeuler.engines.gpu.lang.bf16 import to_bf16 as to_bf16
 
 
 class Integer:
-    """An integer type. Called, it converts: towards zero, then by wrapping.
+    """An integer type. Called, it converts: towards zero, then by wrapping (a GPU clamps floats).
 
     It takes a number, or an array with a value of each thread, which becomes int64.
     """

@@ -135,6 +135,8 @@ def rules_of_lines(module):
     for block in (STANZA, LONG_VERSE, TABLE, ADDRESS, f"{ragged}\n{ragged}",
                   "CHAPTER I\nIn Which Nothing Is Said"):  # fmt: skip
         kept(block)
+    pages = enumerate(wrap(prose(15, 50), 70).split("\n"))
+    kept("\n".join(f"{line}\t{page}" for page, line in pages))  # a table of contents
     kept(textwrap.indent(STANZA, "    "), STANZA)
     uneven = STANZA.replace("\nAnd", "\n  And")
     kept(textwrap.indent(uneven, "      "), uneven)
@@ -262,6 +264,7 @@ MISTAKES = [
     (rules_of_lines, wrapped, "or widest > LONG", ""),
     (rules_of_lines, wrapped, "not verse and", ""),
     (rules_of_lines, wrapped, "2 * gaps < n and", ""),
+    (rules_of_lines, wrapped, "range(word.size - 1)", "range(word.size - 2)"),
     (rules_of_lines, wrapped, "5 * forced >= 4 * ends", "True"),
     (rules_of_lines, wrapped, "if i == 0 or joins:", "if i == 0:"),
     (rules_of_lines, wrapped, "deeper if joins else long", "False"),

@@ -44,7 +44,7 @@ from nanoeuler.measurements import cores
 SHARD_TEXT, SHARD_READ = 1 << 26, 1 << 28  # bytes that fill a shard: of text, or read
 MOST_SLOTS = 1 << 27  # of the table of known paragraphs: 1 GiB
 GUTENBERG = "Project Gutenberg License; public domain in the USA"
-FORMAT = 1  # raised when the same files would give other text
+FORMAT = 2  # raised when the same files would give other text
 
 
 class Known:

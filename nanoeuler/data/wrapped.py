@@ -106,9 +106,9 @@ def _look(line, row):
         if b == SPACE or b == TAB:
             break
         first += b & 0xC0 != 0x80
-    for at in range(word.size - 2):
-        gaps |= (word[at] == SPACE) & (word[at + 1] == SPACE) & (word[at + 2] == SPACE)
-        gaps |= word[at] == TAB
+    for at in range(word.size - 1):
+        blanks = at > 0 and word[at - 1] == SPACE and word[at] == SPACE and word[at + 1] == SPACE
+        gaps |= blanks or word[at] == TAB
     row[WIDTH], row[INDENT], row[FIRST] = width, indent, first
     row[CAPITAL], row[GAPS] = _is_capital(word), gaps
 

@@ -424,9 +424,21 @@ def test_threads_change_nothing(made, tmp_path, monkeypatch, threads):
     assert contents(tmp_path / "out") == contents(place / "out")
 
 
-def test_a_death_anywhere_loses_at_most_a_shard(made, tmp_path, monkeypatch):
+class Small(Known):
+    """A table that is full after 48 paragraphs."""
+
+    def __init__(self):
+        super().__init__(64)
+        self.table = np.zeros(64, np.int64)
+
+
+@pytest.mark.parametrize("table", [Known, Small])
+def test_a_death_anywhere_loses_at_most_a_shard(made, tmp_path, monkeypatch, table):
     place, _ = made
     monkeypatch.setattr(corpus, "SHARD_TEXT", 4000)
+    monkeypatch.setattr(corpus, "Known", table)
+    whole = write_corpus([place / "books"], tmp_path / "whole", without=[place / "held"])
+    assert (whole["unlearned"] > 0) == (table is Small)
     out, left = tmp_path / "out", [5, 1, 9, 0, 23]
 
     def dying(line, size):
@@ -442,7 +454,8 @@ def test_a_death_anywhere_loses_at_most_a_shard(made, tmp_path, monkeypatch):
         except KeyboardInterrupt:
             assert len([*out.glob("manifest*")]) >= before
             left.pop(0)
-    assert contents(out) == contents(place / "out")
+    assert contents(out) == contents(tmp_path / "whole")
+    assert table is Small or contents(out) == contents(place / "out")
 
 
 def test_killed_for_good(made, tmp_path):
@@ -572,9 +585,9 @@ def test_what_is_held_out_must_be_readable(tmp_path):
 def test_the_table_of_known_paragraphs_is_bounded():
     known = Known(most=1 << 13)
     known.add(np.arange(1, 6001))
-    assert known.used == 6000 and len(known.table) == 1 << 13 and not known.full
-    known.add(np.arange(7001, 7400))
-    assert known.full and known.used == 6000
+    assert known.used == 6000 and len(known.table) == 1 << 13
+    assert not known.add(np.arange(7001, 7400)) and known.used == 6000
+    assert known.add(np.full(500, 6999)) and known.used == 6001  # one paragraph, again and again
     hashes, twenty = np.array([5000, 7001]), np.array([20, 20])
     assert [*fates_of(hashes, twenty, np.zeros(2, np.int64), known.table)] == [COPY, KEPT]
     assert verdict(np.array([10]), np.array([KEPT])) == ""

@@ -48,21 +48,22 @@ FORMAT = 2  # raised when the same files would give other text
 
 
 class Known:
-    """The hashes of paragraphs that have come up; `full` when it learns no more."""
+    """The hashes of paragraphs that have come up."""
 
     def __init__(self, most: int = MOST_SLOTS) -> None:
-        self.table, self.used, self._most, self.full = np.zeros(1 << 12, np.int64), 0, most, False
+        self.table, self.used, self._most = np.zeros(1 << 12, np.int64), 0, most
 
-    def add(self, keys: np.ndarray) -> None:
-        """Learn the hashes `keys`, int64 (n,), all of them or none."""
-        while 2 * (self.used + len(keys)) > len(self.table) and len(self.table) < self._most:
+    def add(self, keys: np.ndarray) -> bool:
+        """Learn the hashes `keys`, int64 (n,), if there is room for all; return whether."""
+        new = len(np.unique(keys))
+        while 2 * (self.used + new) > len(self.table) and len(self.table) < self._most:
             larger = np.zeros(2 * len(self.table), np.int64)
             add_all(larger, self.table[self.table != 0])
             self.table = larger
-        if 4 * (self.used + len(keys)) > 3 * len(self.table):
-            self.full = True
-        else:
-            self.used += add_all(self.table, keys)
+        if 4 * (self.used + new) > 3 * len(self.table):
+            return False
+        self.used += add_all(self.table, keys)
+        return True
 
 
 def _paths(out, number):
@@ -134,7 +135,8 @@ def _judged(line, cleaned, known, licence):
         line["dropped"] = reason
         return nothing
     hashes = cleaned.hashes[(fates == KEPT) & (cleaned.words >= RUN)]
-    known.add(hashes)
+    if not known.add(hashes):
+        line["unlearned"], hashes = len(hashes), hashes[:0]
     return left_of(cleaned.text, cleaned.starts, fates), hashes
 
 
@@ -240,7 +242,8 @@ def _summary(out):
         kept = line.get("text", 0)
         total.update(documents=1, kept=kept > 0, bytes=line["bytes"], text=kept,
                      copies=line.get("copies", 0) * (kept > 0), runs=line.get("runs", 0),
-                     near_copies=line.get("held_out", 0) * (kept > 0))  # fmt: skip
+                     near_copies=line.get("held_out", 0) * (kept > 0),
+                     unlearned=line.get("unlearned", 0))  # fmt: skip
         if kept:
             licences[line["licence"]] += kept
         else:
@@ -299,7 +302,7 @@ def write_corpus(paths: Iterable[str | Path], out: str | Path, *,
         shards = _write_all(shard, done, lambda *found: _judged(*found, known, licence), report)
     texts = [_paths(out, i)[0] for i in range(shards)]
     said = {"nanoeuler": __version__, "key": key, "language": language, "held_out": counts,
-            **_summary(out), "forgets": known.full,
+            **_summary(out),
             "shards": [[path.stat().st_size, sha256_of(path)] for path in texts]}  # fmt: skip
     with replacing(out / "corpus.json") as temporary:
         temporary.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")

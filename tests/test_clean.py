@@ -557,16 +557,20 @@ def test_a_document_that_is_too_large_is_refused(tmp_path, monkeypatch):
     assert "a line over" in got["lines.jsonl:1"]
 
 
-def test_parquet(tmp_path):
+def test_parquet(tmp_path, monkeypatch):
+    monkeypatch.setattr(collection, "MOST", 3000)
     duckdb = pytest.importorskip("duckdb", reason="needs the extra data: DuckDB")
     with duckdb.connect() as database:
         database.execute("CREATE TABLE t (text VARCHAR, id VARCHAR, language VARCHAR)")
         database.executemany("INSERT INTO t VALUES (?, ?, 'en')",
-                             [(prose(n, 60), str(n)) for n in range(3)])  # fmt: skip
+                             [(prose(n, 60), str(n)) for n in range(3)]
+                             + [(prose(3, 600), "3")])  # fmt: skip
         database.execute(f"COPY t TO '{tmp_path / 'web.parquet'}' (FORMAT parquet)")
     write_corpus([tmp_path / "web.parquet"], tmp_path / "out", licence="ODC-By")
     assert [*texts_in(tmp_path / "out")] == [(prose(n, 60) + "\n").encode() for n in range(3)]
-    assert {line["licence"] for line in lines_of(tmp_path / "out").values()} == {"ODC-By"}
+    lines = lines_of(tmp_path / "out")
+    assert lines["web.parquet:4"]["dropped"] == "a row over 0 MiB"
+    assert {line["licence"] for line in lines.values()} == {"ODC-By"}
 
 
 def test_what_is_held_out_must_be_readable(tmp_path):

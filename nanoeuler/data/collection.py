@@ -149,7 +149,11 @@ def _rows(name, path):
 
 
 def _said(text):
-    return text.encode("utf-8", "replace"), {}
+    """(bytes, nothing stated) of a row's text; RefusedError for too many."""
+    data = text.encode("utf-8", "replace")
+    if len(data) > MOST:
+        raise RefusedError(f"a row over {MOST >> 20} MiB")
+    return data, {}
 
 
 def documents_in(files: Iterable[tuple[str, Path]]) -> Iterator[Document]:

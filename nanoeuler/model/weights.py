@@ -113,10 +113,10 @@ def _aligned_zeros(size: int, dtype: np.typing.DTypeLike) -> np.ndarray:
 STRETCH = 1 << 18  # normals that a thread draws at a time, 2 MB
 AT_ONCE = 16  # threads; the values don't depend on how many run at once
 # A reader that jumps in is out of step with a chance of 2 %, and mostly in step after a normal or
-# two. It may stay out longer inside a normal beyond 3.65, which takes pairs of raw numbers until a
-# pair fits, as 94 % do. After SETTLED normals it's out with a chance of 1e-13, and `_stretch` finds
-# no end and raises. Two normals are equal by chance less than once in 2^52, so SAME in a row that
-# are equal are from the same place.
+# two. For a normal beyond 3.65 NumPy draws pairs of raw numbers until one fits, as 94 % do. There
+# it may stay out longer. After SETTLED normals it's out with a chance of 1e-13; then `_stretch`
+# finds no end and raises. Two normals are equal by chance less than once in 2^52, so SAME in a row
+# that are equal are from the same place.
 SETTLED, SAME = 16, 4
 
 

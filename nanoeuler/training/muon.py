@@ -238,7 +238,7 @@ class Muon(AdamW):
 
     momentum, peak = MOMENTUM, MUON_PEAK
     steps, coefficients, crew = STEPS, COEFFICIENTS, None
-    # For a stepper on a GPU, which takes the step itself.
+    # For training on a GPU (chapter 13b).
     matrices, scale, rate = map(staticmethod, (matrices, matrix_scale, matrix_rate))
 
     def update(

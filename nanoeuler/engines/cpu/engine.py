@@ -60,8 +60,8 @@ def plus_backward(dy: Array, drow: Array | None) -> None:
         norms.add_row_backward(dy.reshape(-1, drow.size), drow.reshape(-1))
 
 
-# What `Engine` and the model's code decide, it has as the reference has it; norms and activations
-# are its own.
+# Switches that `Engine` or the model's code handles are the reference's; norms and activations
+# are ours.
 SUPPORTS = {
     **REFERENCE_SUPPORTS, "norm": ("rms", "layer"),
     "mlp": ("swiglu", "gelu", "gelu_exact", "relu2"), "qk_norm": (False, True),

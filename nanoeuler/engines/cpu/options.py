@@ -4,7 +4,7 @@
 # %% sec-cpu-fused
 """What numba is told when it compiles a kernel of the CPU engine, or a part of one.
 
-And what a plan needs to know of the engine, which is here so that planning takes no compiler.
+And `LOSS_ROWS` for chapter 13's planning, which then needs no compiler.
 """
 
 import numpy as np

@@ -80,8 +80,8 @@ class PackedRows(NamedTuple):
 
     documents: two arrays (B, T), of the keys that are seen. places (B, T): each position from its
     text's beginning; plan: the scatter plan of these. Both only where positions are learned, plan
-    only where there is a way back. pairs: of a query and a key, for which a row's FLOPs count, as
-    if it held one text; None: each query with all keys up to its own. windows: the documents of
+    only where there is a way back. pairs: of a query and a key, by which a row's FLOPs are counted,
+    as if it held one text; None: T (T + 1) / 2. windows: the documents of
     layers with each window, where several texts are in a row.
     """
 
@@ -562,7 +562,7 @@ class CudaEngine(Engine):
         self, config: ModelConfig, dn: Array, x: Array, gain: Array, stats: Array,
         dnorm: tuple[Array, Array | None], dx: Array | None = None,
     ) -> Array:  # fmt: skip
-        """dx (B, T, C), to which the norm's gradient is added where it is computed; None: it alone.
+        """dx (B, T, C) plus the norm's gradient, added where that is computed; None: that alone.
 
         dn (B, T, C), x: the stream that was normed, stats: what the norm kept. Adds to dnorm, the
         gradients of gain and bias, float32 (C,), at the end of the backward pass.

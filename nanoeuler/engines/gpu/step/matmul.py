@@ -100,7 +100,7 @@ class Multiplier:
                 place=lambda need: self.recording.whole(SPACE, (need,), np.uint8),
                 blocks=self.multiprocessors,
             )  # fmt: skip
-        if layout[0] == "T" and m % 8:  # up to 7 columns of what lies next: split, not multiplied
+        if layout[0] == "T" and m % 8:  # up to 7 columns of what follows in memory, not multiplied
             a = replace(a, shape=(k, eights(m)))
         shapes = split_shapes(layout, m, n, k, self.pieces, blocks=self.multiprocessors)
         cut = [self.recording.take(shape, np.uint16) for shape in shapes]

@@ -111,7 +111,7 @@ class Arena:
         return start
 
     def take(self, size: int) -> int:
-        """The same, or the end."""
+        """As `fit`, else the end."""
         start = self.fit(size)
         if start is None:
             start = self.size

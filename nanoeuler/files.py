@@ -70,7 +70,7 @@ def check_regular(path: str | Path) -> None:
 
 
 def json_lines(text: str) -> Iterator[tuple[int, str, Any]]:
-    """Yield (number from 1, text, value) of each line that isn't blank; value None: not JSON."""
+    """Yield (number from 1, text, value) of each line that isn't blank; None: null or not JSON."""
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:

@@ -30,12 +30,12 @@ def bars(shown: bool | None = None, *columns: "ProgressColumn", stay: bool = Fal
 
     shown = sys.stderr.isatty() if shown is None else shown
     usual = TextColumn("{task.description}"), BarColumn(bar_width=20), TimeRemainingColumn()
-    # In a notebook, rich would decide for itself that this is a terminal.
+    # In a notebook, rich would draw into the page instead.
     console = Patient(stderr=True, highlight=False, force_jupyter=False, force_terminal=shown)
     return Progress(*(columns or usual), console=console, disable=not shown, transient=not stay,
                     redirect_stdout=False, redirect_stderr=False)  # fmt: skip
 
 
 def say(progress: "Progress", text: str) -> None:
-    """Print `text` on stderr, above any bars, exactly as it is: no markup, no wrapping."""
-    progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+    """Print `text` on stderr, above any bars: no markup, no emoji, no wrapping."""
+    progress.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)

@@ -424,13 +424,14 @@ def test_imports_are_found_wherever_they_stand():
 
 
 def test_what_is_said_stays_and_bars_are_for_terminals(capsys):
+    news = "[1/2] news of a.txt:100: no emoji, longer than a line of a terminal " * 3
     for shown in (None, True):
         with bars(shown) as progress:
             for _ in progress.track(range(2), description="work"):
-                say(progress, "[1/2] news, longer than a line of a terminal " * 3)
+                say(progress, news)
         printed = capsys.readouterr()
         assert printed.out == "" and ("\x1b[" in printed.err) == bool(shown)
-        assert printed.err.count("[1/2] news, longer than a line of a terminal " * 3) == 2
+        assert printed.err.count(news) == 2
 
 
 def test_cores_are_those_that_this_process_may_use():

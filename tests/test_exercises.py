@@ -6,6 +6,8 @@ many of them each exercise has: python tests/test_exercises.py
 
 import importlib.util
 import re
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from helpers.exercises import pair, verdict
-from tiers import thinned
+from helpers.tiers import thinned
 
 from nanoeuler.book import build, exercises
 
@@ -133,6 +135,11 @@ def test_a_wrong_answer_that_is_taken_is_named():
     right = (name, "nothing", "return", "return")
     one = SimpleNamespace(CHAPTER=file.CHAPTER, NAMES=file.NAMES, ANSWERS=[*file.ANSWERS, right])
     assert list(accepted(one, name, WRONG)) == [("nothing", seed) for seed in WRONG]
+
+
+def test_the_table_of_wrong_answers_can_be_printed():
+    """Started as a program, this file finds what it imports."""
+    subprocess.run([sys.executable, "-c", "import test_exercises"], cwd=ROOT / "tests", check=True)
 
 
 def main():

@@ -638,7 +638,7 @@ def html_command() -> None:
 
 
 def main() -> None:
-    """The program; a UserError prints one line and exits with status 2."""
+    """The program; a UserError prints its message and exits with status 2."""
     try:
         app()
     except UserError as error:

@@ -267,6 +267,14 @@ def test_a_file_that_is_no_recipe_is_refused(text, tmp_path):
         recipe_of(str(tmp_path / "bad.json"))
 
 
+def test_a_pipe_is_no_recipe_and_no_record(tmp_path):
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    for read in (lambda: recipe_of(str(pipe)), lambda: module.read_records(pipe)):
+        with pytest.raises(UserError, match="a pipe or a device"):
+            read()
+
+
 def test_unknown_names_are_refused(prepared):
     for given in ("adam", "nowhere.json"):
         with pytest.raises(UserError, match="recipe"):

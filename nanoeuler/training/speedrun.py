@@ -23,7 +23,7 @@ from nanoeuler.data.validation import HeldOut
 from nanoeuler.engines.interface import Taken
 from nanoeuler.engines.registry import GPU_ENGINES, engine_name, make_stepper
 from nanoeuler.errors import UserError, quoted
-from nanoeuler.files import json_lines
+from nanoeuler.files import check_regular, json_lines
 from nanoeuler.model.config import PRESETS, ModelConfig
 from nanoeuler.training.checkpoint import save
 from nanoeuler.training.clock import Clock, Plan
@@ -72,6 +72,7 @@ def recipe_of(name: str) -> Recipe:
             raise UserError(f"unknown recipe {quoted(name)}: choose {' or '.join(RECIPES)}, or "
                             "name a file that ends with .json")  # fmt: skip
         return Recipe(name, **RECIPES[name])
+    check_regular(name)
     try:
         found = json.loads(Path(name).read_bytes())
         if type(found) is not dict:
@@ -308,6 +309,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     """The records of a file, none if there is no file. UserError for a line that isn't one."""
     if not path.exists():
         return []
+    check_regular(path)
     records = []
     for number, _, record in json_lines(path.read_text(encoding="utf-8", errors="replace")):
         if type(record) is not dict or any(name not in record for name in NEEDED):

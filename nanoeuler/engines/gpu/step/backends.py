@@ -22,9 +22,9 @@ COMPUTE = {1: "bf16", 2: "tf32", 3: "float32"}  # the library's way, by ours: pi
 
 
 class Fastest(Multiplier):
-    """The library's products where it was the faster one."""
+    """The library's products that are stored, in which it was the faster one."""
 
-    words = "cuBLAS multiplies where it was faster, our kernels elsewhere"
+    words = "cuBLAS multiplies where that pays, our kernels elsewhere"
     ends: tuple[str, ...] = ("store",)  # of products that it does
     pieces_of: tuple[int, ...] = (1, 2)  # float32 without tensor cores is slower than in pieces
 

@@ -419,7 +419,7 @@ def test_the_three_forms_and_a_list(tmp_path, capsys):
     path.write_text(json.dumps([*records.values(), *empty, *[empty[0]] * 9]))
     assert read_pairs(path) == expected
     told = capsys.readouterr().err
-    assert "12 left out for an empty question or answer, entry 6, 7, 8, 9, " in told
+    assert "12 left out, empty or <nooutput>, entry 6, 7, 8, 9, " in told
     assert "12, 13 and 4 more" in told
     path.write_text(json.dumps([*records.values(), 5, "x"]))
     with pytest.raises(UserError, match="^entry 6 of .* begins with '5'; 2 are wrong$"):

@@ -730,7 +730,8 @@ ERRORS = {  # a command line, and what its one line must say
     "train --speed 9": "--speed",
     "sft --from nowhere --data pairs.jsonl --out new": "no config.json",
     "sft --from base --data wrong.jsonl --out new": "TEXT}, but it begins with 'What is it?'",
-    "sft --from base --data silent.jsonl --out new": "but all 2 have an empty question or answer",
+    "sft --from base --data silent.jsonl --out new":
+        "but in all 2 a question or answer is empty or <nooutput>",
     "sft --from base --data pairs.jsonl --out pairs": "pairs holds prepared data",
     "sft --from binary --data pairs.jsonl --out new": "'binary' is a file",
     "sft --from base --data nowhere.jsonl --out new": "no file nowhere.jsonl",

@@ -132,8 +132,8 @@ TINIEST = ModelConfig(
 # Switches whose first two values are combined with each other. All else is set one at a time.
 CROSSED = ("norm", "position", "mlp", "bias", "tied")
 STEPS = (1.0, 1), (1.0, 2), (0.7, 1), (0.7, 2)  # a step's size, how often a block is repeated
-# What scales RoPE's angles in a model with a context of a few positions: by Llama 3's rule the
-# first angle, 2 pi positions a turn, is between the two frequencies, and the others are slower.
+# What scales RoPE's angles in a model with a context of a few positions: in 8 positions the first
+# angle makes 1.3 turns, between Llama 3's `low` and `high`, and the others fewer than `low`.
 ROPE = {
     "none": {},
     "linear": {"rope_factor": 4.0},
@@ -144,7 +144,7 @@ ROPE = {
 def setting(name: str, value: Any) -> dict[str, Any]:
     """The fields to change in a config to set this value of a switch, and what it needs."""
     beside = {"window_pattern": {"sliding_window": 2}}.get(name, {})
-    if name in ("rope_base", "rope_scaling"):  # the first of the angles has no base: take two
+    if name in ("rope_base", "rope_scaling"):  # base**0 is 1, so take two angles
         beside = {"head_width": 4, **ROPE.get(value, {})}
     return {**beside, name: value}
 

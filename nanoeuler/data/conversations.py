@@ -88,7 +88,7 @@ def _teaches(talk: Pair | Conversation) -> bool:
 def read_pairs(path: Path) -> list[Pair | Conversation]:
     """The conversations in a file: JSON lines, or a list in JSON, in any of the three forms.
 
-    Those with an empty question or answer are left out, and stderr says which. UserError if a
+    Those with nothing to learn are left out, and stderr says which. UserError if a
     record has none of the forms: it names the first such place, and counts them all.
     """
     # Without the mark that some editors put first. A byte that isn't UTF-8 becomes half a
@@ -117,9 +117,9 @@ def read_pairs(path: Path) -> list[Pair | Conversation]:
             f"begins with {quoted(begins[:40])!r}{many}"
         )
     if empty and not talks:
-        raise UserError(f"expected conversations in {path}, but all {len(empty):,} have an empty "
-                        "question or answer")  # fmt: skip
+        raise UserError(f"expected conversations in {path}, but in all {len(empty):,} a "
+                        "question or answer is empty or <nooutput>")  # fmt: skip
     if empty:
-        print(f"{path}: {len(empty):,} left out for an empty question or answer, {place} "
+        print(f"{path}: {len(empty):,} left out, empty or <nooutput>, {place} "
               f"{numbers(empty)}", file=sys.stderr)  # fmt: skip
     return talks

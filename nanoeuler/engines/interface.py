@@ -62,8 +62,8 @@ class Engine(ABC):
     Operations compute what the NumPy functions of these names in `nanoeuler.model` do. Gradients of
     parameters are added to the buffers that are passed. Of what else is passed, only a first
     argument is ever changed: `add_into` adds to it, and `rope`, `rope_backward` and `cross_entropy`
-    may write over it. `first` (B, T) int32 says where in its row the text of each position begins,
-    0 <= first[b, t] <= t, and for attention also where its window does; None: each row is one text.
+    may write over it. `first` (B, T) int32, 0 <= first[b, t] <= t: where in its row each position's
+    text begins (for attention: the first key it sees); None: each row is one text.
 
     b and db are a `Block` and its gradients. What the forward of a half saves is its engine's own
     affair; `again()` returns n anew, for an engine that did not keep it.

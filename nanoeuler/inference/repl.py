@@ -101,7 +101,7 @@ def noticing() -> Iterator[threading.Event]:
 def converse(
     chat: Chat, lines: Iterable[str], show: Callable[[str], object], stoppable: bool = False
 ) -> None:
-    """Say to each of `lines` what there is to say; `show(text)` shows pieces.
+    """Answer each of `lines`, a question or a command; `show(text)` shows pieces.
 
     stoppable: Ctrl-C ends an answer, and the conversation goes on. Else it is as everywhere.
     """

@@ -86,7 +86,7 @@ def distribution(
         best = np.sort(p)[::-1][: top_k or None]
         if top_p < 1:
             before = np.cumsum(best) - best  # the probability of all that are more probable
-            # Not `before < ...`, which is false for NaN logits: best[-1] needs one that stays.
+            # `before < ...` is false for NaN logits, and best[-1] needs an entry.
             best = best[~(before >= top_p * best.sum())]
         p[p < best[-1]] = 0
         equal = np.flatnonzero(p == best[-1])  # as many stay as are in `best`, smaller ids first

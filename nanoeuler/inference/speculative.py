@@ -22,7 +22,7 @@ from nanoeuler.inference.sampling import Sampler, SamplingOptions
 
 
 def verdict(sampler: Sampler, guess: int, q: np.ndarray, p: np.ndarray) -> tuple[int, bool]:
-    """The token for a `guess` drawn from q (V,), so that it is one drawn from p (V,).
+    """A token that is distributed as p (V,), made from a `guess` drawn from q (V,).
 
     And whether it is the guess. Equation eq-ahead-sum. Two random numbers at most.
     """
@@ -54,7 +54,7 @@ def generate_ahead(
     """Yield up to n tokens after `tokens`, in at most as many passes as `decoder.generate`.
 
     They have the same distribution; the text of a seed is another, unless it is greedy.
-    `guesses` are made in a round: at most, and by default, K - 1. What became of them is added to
+    A round makes up to `guesses`: at most, and by default, K - 1. What became of them is added to
     `count`. UserError as there, for wrong `guesses`, and for a model that predicts one token only.
     """
     most = decoder.config.n_predict - 1

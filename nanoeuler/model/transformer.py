@@ -77,7 +77,7 @@ class Saved(NamedTuple):
 
     tokens: Array           # (B, T)
     start: int              # the position of the first of them
-    layers: list            # a layer: attention's list of `Stage`, the MLP's; or its x, see below
+    layers: list            # per layer: attention's and the MLP's lists of `Stage`, or x, see below
     x: Array                # (B, T, C) the stream after the last layer
     stats: Array            # for the last norm's backward
     first: Array | None     # (B, T) where the text of each position begins

@@ -4,7 +4,7 @@
 # %% sec-train-adamw
 """AdamW on a model's flat buffers, gradient clipping, and the learning-rate schedule.
 
-Matrices decay and vectors don't; there are no other settings by groups of parameters.
+Matrices decay and vectors don't; all other settings are the same for both.
 """
 
 import math

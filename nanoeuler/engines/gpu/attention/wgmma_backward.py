@@ -472,8 +472,8 @@ def over_tile(D: int, warps: int, queries: int, first: int) -> Callable:
     """A step of `dkdv_kernel` that leaves out the first `first` queries of its tile."""
     apart = 16 * warps * D * 2  # bytes from keys to values
     count, skip = queries - first, first * 128
-    # at_once may be told 64 of a tile's 128 queries. Its by_columns should get 128, but needs the
-    # number only to find the tile's next panel, and a tile of 128 queries (D = 64) has only one.
+    # Told to take 64 of 128 queries, at_once gives by_columns 64 rows instead of 128. That's
+    # harmless: they only locate the next panel, and at D = 64 there's only one.
     to_values, to_keys = in_halves(D, queries) if count == 128 else at_once(D, count)
     rows_times, s_done = product_of_rows(count, D), product_done(count, 1)
     dk_before = product_done(D, 1)

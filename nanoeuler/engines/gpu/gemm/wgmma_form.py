@@ -65,8 +65,8 @@ def verify(form: "Form") -> None:
 class Form:
     """What is settled when a kernel is compiled.
 
-    layout: NT, NN or TN. pingpong: two tiles of 128 x 128 in turn, for one of 128 x 256, or of
-    128 x 192 where that is narrow. cluster: 1 or 2 blocks that share B.
+    layout: NT, NN or TN. pingpong: two tiles of 128 x 128 in turn, not one of 128 x 256 (or,
+    narrow, 128 x 192). cluster: 1 or 2 blocks that share B.
     epilogue, of the sums S: store S; add S to C; bias: S + bias (n,); bias and gelu: GELU(S +
     bias), tanh; gelu backward: S GELU'(U), U (m, n); with gelu_exact the same of the exact form,
     with relu2 of ReLU squared;
@@ -126,7 +126,7 @@ class Form:
 
     @property
     def beside(self) -> int:
-        """Boxes of a bay, the buffer of a ping-pong tile's strip for its part of other arrays."""
+        """Boxes of a bay: a ping-pong strip's buffer for the same strip of other arrays."""
         return {"tile": 1, "tiles": 2}.get(self.way.aux, 0) if self.pingpong else 0
 
     @property

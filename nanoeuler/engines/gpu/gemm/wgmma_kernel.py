@@ -51,7 +51,7 @@ def make_fetch_b(form: forms.Form) -> Callable:
     cluster, dense, gated = form.cluster, form.layout[1] == "T", form.epilogue == "swiglu"
     share, of_c, everyone = form.columns // cluster, form.of_c, (1 << cluster) - 1
     halved, part_of_k, rank_of = form.halved, TILE_K // cluster, make_rank(form)
-    parts = 2 if gated and cluster == 1 else 1  # gates and ups; in a cluster a block has either
+    parts = 2 if gated and cluster == 1 else 1  # gates and ups; in a cluster a block fetches one
     wide = share // parts
 
     def load(to, map_b, x, y, full):

@@ -34,7 +34,7 @@ class Operands:
 
     a, b uint16; c (m, n) uint16 or float32. aux uint16: the bias (n,), or U or R (m, n). second
     uint16 (m, n), what the form stores beside C, may be aux; of swiglu (m, 2 n), gates and ups.
-    Both are (1, 2, m, n) of swiglu backward: gates, then ups. sums float32 (n,): of C's columns.
+    For swiglu backward, both are (1, 2, m, n): gates, then ups. sums float32 (n,): of C's columns.
     turn: of rope.
     """
 

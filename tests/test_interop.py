@@ -462,9 +462,18 @@ def test_transformers_4_and_5_describe_the_same_rotary_positions(old, new):
     assert one.rope_factor == kind.get("factor", 1.0)
 
 
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF])
+@pytest.mark.parametrize("kind", ["BF16", "F16"])
+def test_a_nan_is_refused_and_no_zero(kind, bits):
+    with pytest.raises(UserError, match=f"a weight of nan is more than {kind} can hold"):
+        from_float32(np.array([0, bits], np.uint32).view(np.float32), kind)
+
+
 @pytest.mark.parametrize("family, more, window, pattern", [
     ("mistral", {"sliding_window": None}, 0, "S"),
     ("mistral", {"sliding_window": 8}, 8, "S"),
+    ("mistral", {"sliding_window": 8, "use_sliding_window": False}, 8, "S"),
+    ("mistral", {"sliding_window": 8, "layer_types": ["full_attention"] * 4}, 8, "S"),
     ("qwen2", {"sliding_window": 8}, 0, "S"),
     ("qwen2", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 0}, 8, "S"),
     ("qwen2", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1}, 8, "LSSS"),

@@ -565,9 +565,9 @@ def test_bytes_of_a_step():
 @pytest.mark.parametrize(
     "part, message",
     [
-        (adamw.Segment(2, 8, True), "multiple of 4"),
-        (adamw.Segment(0, 7, True), "multiple of 4"),
-        (adamw.Segment(0, 8, True, 6), "multiple of 4"),
+        (adamw.Segment(2, 8, True), "multiples of 4"),
+        (adamw.Segment(0, 7, True), "multiples of 4"),
+        (adamw.Segment(0, 8, True, 6), "multiples of 4"),
         (adamw.Segment((1 << 31) - 8, 8, True), "less than 2"),
     ],
 )

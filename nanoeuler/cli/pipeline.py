@@ -4,8 +4,8 @@
 # %% sec-road-stages
 """`nanoeuler all`: the whole pipeline, from a text to a model that answers, as commands in a row.
 
-What has been done is what lies in the folders. Leaves out what the commands do. Imports inside, as
-main.py does.
+What has been done is what lies in the folders. Leaves out what the commands do. Imports inside
+functions, as main.py does.
 """
 
 import shlex
@@ -75,7 +75,8 @@ SIZES = {
                 {"steps": 4, "batch_size": 4}),
     "laptop": Size("small-modern", {}, {}, {}, {}),
     # The runs of chapter 9a: train's 2,000 steps read the 25 books eight and a half times. sft's
-    # 220 steps read those it keeps of the 4,900 pairs (given by --pairs) two and a half times.
+    # 220 steps read the pairs of --pairs (4,900, less those held out or too long) two and a half
+    # times.
     "gpu": Size("euler-116m", {},
                 {"steps": 2000, "batch_size": 64, "warmup": 200, "weight_decay": 4.0},
                 {"steps": 220, "batch_size": 16, "warmup": 30}, None),
@@ -102,7 +103,8 @@ def stages(
         runs.append(Stage("prefer", ["--data", comparisons, *as_flags(size.prefer)], last, chat))
     how = as_flags({name: value for name, value in shared.items() if name == "engine"})
     # train keeps a file in base/data, and eval judges the held-out part of that. An imported base
-    # has no base/data, though its stage has ended. It never read the file: eval judges all of it.
+    # has no base/data, though its stage has ended. It never read the text, so eval judges all of
+    # that.
     own = base / "data"
     kept = own.is_dir() or not runs[0].ended()
     text = str(own) if Path(data).is_file() and kept else data

@@ -80,7 +80,7 @@ def _widths(config, own, n):
 def table_of(config: ModelConfig, layout: Layout) -> Table:
     """For each tensor of a model, the tensors of a family that it is made of, side by side.
 
-    Of several predicted tokens a family has the first alone.
+    A model that predicts several tokens keeps only the first.
     """
     table: Table = {}
     for name, ours in parameter_shapes(config).items():
@@ -140,9 +140,9 @@ def cut_context(config: ModelConfig, context: int | None) -> ModelConfig:
 def stored_from(
     config: ModelConfig, table: Table, pieces: Callable[[str], Piece], source: object = "it"
 ) -> StoredWeights:
-    """The weights of a model whose tensors `pieces(name)` knows in a file: they stay there.
+    """A model's weights, left in the file where `pieces(name)` finds its tensors.
 
-    `check_shapes` has taken them. UserError for a number that isn't finite.
+    `check_shapes` has accepted them. UserError for a number that isn't finite.
     """
     stored = {}
     for name, shape in parameter_shapes(config).items():
@@ -152,7 +152,7 @@ def stored_from(
             if not piece.finite():
                 raise UserError(f"{source}: {part.name} holds numbers that are not finite: fetch "
                                 "the model again, or choose another")  # fmt: skip
-            rows = np.arange(piece.shape[part.turned - 1])
+            rows = np.arange(part.width)
             order = halves_from_pairs(rows, part.heads) if part.heads else None
             parts.append(StoredPart(piece, part.turned, order))
         stored[name] = Stored(shape, parts)
@@ -164,7 +164,7 @@ def weights_from(
 ) -> Weights:
     """The weights of a model whose tensors `read(name)` gives as float32, one at a time.
 
-    `check_shapes` has taken them. UserError for a number that isn't finite.
+    `check_shapes` has accepted them. UserError for a number that isn't finite.
     """
     weights = Weights(config)
     for name, parts in table.items():
@@ -186,7 +186,7 @@ def exported(
 ) -> tuple[dict[str, tuple[int, ...]], Callable[[str], np.ndarray]]:
     """The shapes of a family's tensors, and a function that makes each from ours, as float32.
 
-    `table` is that of a model that `weights` can be, with one predicted token. A bias that we lack
+    `table` describes the model as exported, with one predicted token. A bias that we lack
     is zero, and the step size is multiplied into what writes to the residual stream.
     """
     shapes, places = {}, {}
@@ -310,7 +310,7 @@ def _value(record, name, kind):
         raise UserError(f"config.json: expected {name} to be {KINDS[kind]}, got "
                         f"{quoted(value)!r}: restore it")  # fmt: skip
     if kind is float:
-        value = float(value) if abs(value) < 1e300 else 0.0  # which no field may be
+        value = float(value) if abs(value) < 1e300 else 0.0  # too large: ModelConfig refuses 0
     return value
 
 
@@ -356,7 +356,7 @@ def rope_fields(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shortest(pattern: str) -> str:
-    """The shortest text of which `pattern` is the beginning of many: SSS is S, LLSLL is LLS."""
+    """The shortest text that, repeated, begins with `pattern`: SSS is S, LLSLL is LLS."""
     n = next(n for n in range(1, len(pattern) + 1) if pattern.startswith(pattern[n:]))
     return pattern[:n]
 
@@ -364,12 +364,15 @@ def shortest(pattern: str) -> str:
 def window_fields(family: str, record: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Our fields of the sliding window in a config.json: which layers have one, and how wide."""
     window = record["sliding_window"]
-    if window is None or family == "llama" or not record.get("use_sliding_window", True):
+    every = family == "mistral"  # which reads no other field of its windows
+    if window is None or family == "llama":
+        return {}
+    if not every and not record.get("use_sliding_window", True):
         return {}
     window = _value(record, "sliding_window", int)
-    kinds = record.get("layer_types")
+    kinds = None if every else record.get("layer_types")
     if kinds is None:
-        first = 0 if family == "mistral" else _value(record, "max_window_layers", int)
+        first = 0 if every else _value(record, "max_window_layers", int)
         pattern = "".join("S" if i >= first else "L" for i in range(layers))
     else:
         letters = {"sliding_attention": "S", "full_attention": "L"}
@@ -437,7 +440,7 @@ def config_of(record: Mapping[str, Any]) -> ModelConfig:
 
 
 def absent(record: Mapping[str, Any]) -> set[str]:
-    """Our biases that a model of this config.json lacks though it has others: they are zero."""
+    """Biases that our `bias=True` includes but this config.json's model lacks: they are zero."""
     if record["model_type"] not in ("llama", "qwen3"):
         return set()
     attention, mlp = {"wqkv_bias", "wo_bias"}, {"w_up_bias", "w_down_bias"}
@@ -485,7 +488,7 @@ def family_of(config: ModelConfig) -> str:
 
 
 def target_of(config: ModelConfig, family: str) -> ModelConfig:
-    """What a reader of the exported model will take it for: one head, and the family's biases."""
+    """What a reader will take the exported model for: one predicted token, the family's biases."""
     config = replace(config, n_predict=1, step_size=1.0, init="scaled")
     if family == "gpt2":
         return replace(config, bias=True, qkv_bias=False)

@@ -178,7 +178,7 @@ def write_folder(
     folder: str | Path, config: ModelConfig, weights: Weights, kind: str = "F32",
     extra: Mapping[str, Any] | None = None, most: int = 5_000_000_000,
 ) -> list[str]:  # fmt: skip
-    """Write a model as a folder that transformers opens; sentences say what is not in it.
+    """Write a model as a folder that transformers opens; return sentences on what it lacks.
 
     kind: F32, F16 or BF16. extra: more fields of config.json, such as eos_token_id. most: bytes of
     a file, above which there are several. UserError, before anything is written, for a model that

@@ -151,7 +151,7 @@ def from_float32(x: np.ndarray, kind: str) -> np.ndarray:
         bits = np.ascontiguousarray(x, "<f4").view(np.uint32)
         half = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
         large = (half & 0x7FFF >= 0x7F80).any()
-    if large:
+    if large or np.isnan(x).any():  # of some nans BF16's rounding makes a zero
         raise UserError(f"a weight of {np.abs(x).max():.3g} is more than {kind} can hold: choose "
                         "F32")  # fmt: skip
     return half
@@ -206,7 +206,8 @@ class Tensors(Mapping):
         kind, shape = self._float_kind(name), self.shapes[name]
         data, begin, entry = self._places[name]
         place = data, begin + entry.begin
-        return Piece.of(place, shape, kind, (1, SIZES[kind]), as_float32)
+        block = 1, SIZES[kind]
+        return Piece.of(place, shape, kind, block, as_float32)
 
 
 # %% sec-others-safetensors

@@ -49,7 +49,7 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {  # fields of ModelConfig, and 
 
 
 class Recipe(NamedTuple):
-    """What is trained and how: fields of ModelConfig that PRESET has otherwise, and of Settings."""
+    """What is trained and how: fields of ModelConfig that differ from PRESET's, and of Settings."""
 
     name: str
     model: dict[str, Any]
@@ -202,7 +202,7 @@ CORPORA = {
     "86cc8c3cb48374d1": "books, 71 blocks of 89", "9063558a997131e3": "books, 57 blocks of 89",
     "04c19be39fb9b2f1": "books, 44 blocks of 89",
 }
-MINUTES = 5.0  # as karpathy's autoresearch has
+MINUTES = 5.0  # as karpathy's autoresearch has, without its compiling
 
 
 def checksum(prepared: Prepared) -> str:

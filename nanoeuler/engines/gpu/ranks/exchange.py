@@ -123,7 +123,8 @@ class RankEngine(CudaEngine):
 class RankBuilder(ProgramBuilder):
     """Records for a rank: where it reads weights, and how long the ranks' flat buffers are.
 
-    If products read copies, masters are in shards. flat: the weights, with padding if they don't.
+    If products read copies, masters are in shards. flat: the weights, padded where products read
+    float32.
     """
 
     def __init__(

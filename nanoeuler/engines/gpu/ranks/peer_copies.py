@@ -21,8 +21,8 @@ from nanoeuler.engines.gpu.ranks.nccl import Nccl, bytes_of
 from nanoeuler.engines.ranks.group import Group
 
 HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE of the driver's API
-# Bytes of a part from which on copies carry an exchange: 1 MiB takes a copy 7 us and NCCL 14. For
-# less, the flags would take longer than the copy.
+# Copies carry an exchange whose parts have at least these bytes: a copy of 1 MiB takes 7 us, NCCL
+# 14. For less, flags may take longer.
 LEAST_COPIED = 1 << 20
 FLAGS = 1 << 19  # uint32 of flags: 2 MiB, which the driver lends as one piece; 2 R an exchange
 

@@ -102,7 +102,7 @@ def to_halves(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def from_halves(copy: np.ndarray, low: np.ndarray) -> np.ndarray:
-    """The float32 that `to_halves` has made these of, bit for bit; of a nan, one."""
+    """The float32 that `to_halves` split, bit for bit; any nan becomes NAN."""
     lower = low.view(np.int16).astype(np.int32).view(np.uint32)
     return ((copy.astype(np.uint32) << np.uint32(16)) + lower).view(np.float32)
 
@@ -129,7 +129,7 @@ def join_upper(copies, lows):
 
 
 def bits(w):
-    """The 32 bits of a parameter; of a nan, those of one."""
+    """The 32 bits of a parameter; of any nan, NAN."""
     return int32(ptx.bits_of(w)) if w == w else int32(NAN)
 
 
@@ -219,8 +219,8 @@ def adamw_kernel(rounds: int = ROUNDS, halves: bool = False) -> Kernel:
 class Segment(NamedTuple):
     """Neighbours in the flat buffers that are treated alike.
 
-    copy: where the first one's bf16 copy stands in the buffer of copies, -1: they have none. Of
-    masters in halves: where kernels read it as float32, -1: none does.
+    copy: index of the first one's bf16 copy in the buffer of copies, -1 if none. For masters in
+    halves: that of its float32 in `read`, -1 if none.
     """
 
     start: int
@@ -247,7 +247,7 @@ def tiles(parts: Sequence[Segment], rounds: int = ROUNDS) -> np.ndarray:
     size, made = THREADS * LANE * rounds, [np.empty((0, 4), np.int32)]
     for part in parts:
         if part.start % LANE or part.length % LANE or (part.copy >= 0 and part.copy % LANE):
-            raise UserError(f"a segment begins at a multiple of {LANE} and is one long: {part}")
+            raise UserError(f"start, length and copy are multiples of {LANE}: {part}")
         if max(part.start, part.copy) + part.length >= 1 << 31:
             raise UserError(f"a flat buffer has less than 2^31 parameters: {part}")
         at = np.arange(0, part.length, size)
@@ -255,11 +255,11 @@ def tiles(parts: Sequence[Segment], rounds: int = ROUNDS) -> np.ndarray:
         rows[:, 0], rows[:, 1] = part.start + at, np.minimum(size, part.length - at)
         rows[:, 2], rows[:, 3] = part.copy + at if part.copy >= 0 else -1, part.decay
         made.append(rows)
-    return np.concatenate([np.empty((0, 4), np.int32), *made])
+    return np.concatenate(made)
 
 
 class Buffers(NamedTuple):
-    """What AdamW works on: flat, float32 (N,), and a bf16 copy as long as the table's places.
+    """What AdamW works on: flat, float32 (N,), and a bf16 copy that holds the table's places.
 
     In halves: weights are lower halves, uint16 (N,), copy the upper ones, and read is float32, at
     the table's places: see `Segment`.

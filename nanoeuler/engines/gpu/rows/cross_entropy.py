@@ -201,11 +201,11 @@ def bring(row):
 class Form(NamedTuple):
     """What is settled when a kernel is compiled.
 
-    place: where a row is held while it is read again: "registers", "shared" memory, or "nowhere":
-    then it is read from memory twice. threads: of a block. count: vectors that a thread has in
-    registers at a time; of a row held there, all. vectors: of a row in shared memory, at most.
-    wide: float32. gradient: whether it replaces the logits. resident: blocks of a multiprocessor
-    that registers must suffice for.
+    place: where a row is held until it is read again: "registers", "shared" memory, or "nowhere":
+    then it is read from memory twice. threads: of a block. count: a thread's vectors in
+    registers at a time: all, if "registers". vectors: of a row in shared memory, at most.
+    wide: float32. gradient: whether it replaces the logits. resident: blocks whose registers
+    must fit on a multiprocessor.
     """
 
     place: str
@@ -218,7 +218,7 @@ class Form(NamedTuple):
 
     @property
     def shared(self) -> int:
-        """Bytes of dynamic shared memory: the row, and a vector to begin at a multiple of one."""
+        """Bytes of dynamic shared memory: the row, and a vector more to align it."""
         return ACCESS * (self.vectors + 1) if self.place == "shared" else 0
 
 

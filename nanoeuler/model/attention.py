@@ -16,7 +16,7 @@ import numpy as np
 def causal_softmax(scores: np.ndarray, first: np.ndarray | None = None) -> np.ndarray:
     """Softmax over the last axis of `scores` (..., T, T); zero where the key is after the query.
 
-    With `first` (..., T) int, also zero where it is before that: equation eq-attention-documents.
+    With `first` (..., T) int, also zero for keys before it: equation eq-attention-documents.
     """
     T = scores.shape[-1]
     assert scores.shape[-2] == T, f"expected as many queries as keys, got {scores.shape}"

@@ -120,7 +120,7 @@ def make_fetch_tile(form: forms.Form) -> Callable:
 
 
 def make_bring(form: forms.Form) -> Callable:
-    """bring(of, base, bars, item, end): one thread fetches what strips meet into bays."""
+    """bring(of, base, bars, item, end): one thread fetches other arrays' strips into bays."""
     cluster, beside, first = form.cluster, form.beside, forms.bays_bars(form)
     of_c, bays, both, rank_of = form.of_c, form.bays, beside == 2, make_rank(form)
 

@@ -181,5 +181,5 @@ class Peers(Nccl):
 
 # %% sec-exchange-copies
 def place_of(rank: int, among: int) -> int:
-    """The place of a rank's part among those that all ranks but one have for that one."""
+    """The place of what a rank sends among all that rank `among` gets."""
     return rank - (rank > among)

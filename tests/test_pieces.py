@@ -371,8 +371,8 @@ def test_spans_are_cleared_and_nothing_else():
     "spans, message",
     [
         ([(0, 20)], "20 elements from 0 on are not in a buffer of 16"),
-        ([(-4, 8)], "from -4 on"), ([(4, 0)], "0 elements"), ([(2, 4)], "multiple of 4"),
-        ([(4, 6)], "multiple of 4"),
+        ([(-4, 8)], "from -4 on"), ([(4, 0)], "0 elements"), ([(2, 4)], "multiples of 4"),
+        ([(4, 6)], "multiples of 4"),
     ],
 )  # fmt: skip
 def test_spans_that_cannot_be_cleared(spans, message):

@@ -73,7 +73,7 @@ def train_incremental(words: dict[bytes, int], wanted: int) -> list[tuple[int, i
             lines[w] = merged(lines[w], best, new)
             for pair in pairwise(lines[w]):
                 counts[pair] += times[w]
-                if new in pair:  # never `best`, so the set we loop over stays
+                if new in pair:  # never `best`, so the loop's set doesn't change
                     places[pair].add(w)
                     born.add(pair)
         for pair in born:  # all others can only have lost: their entries are large enough
@@ -89,7 +89,7 @@ def encode_word(
     ids = list(word)
     while len(ids) > 1:
         best = min(pairwise(ids), key=lambda pair: number.get(pair, len(number)))
-        if best not in number:  # unknown pairs come last: so none is known
+        if best not in number:  # the first is unknown, so all are
             break
         ids = merged(ids, best, 256 + number[best])
     return ids

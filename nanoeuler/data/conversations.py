@@ -88,8 +88,8 @@ def _teaches(talk: Pair | Conversation) -> bool:
 def read_pairs(path: Path) -> list[Pair | Conversation]:
     """The conversations in a file: JSON lines, or a list in JSON, in any of the three forms.
 
-    Those with nothing to learn are left out, and stderr says which. UserError if a
-    record has none of the forms: it names the first such place, and counts them all.
+    Those with nothing to learn are left out, and stderr says which. UserError if a record has none
+    of the forms: it names the first such place, and counts them all.
     """
     # Without the mark that some editors put first. A byte that isn't UTF-8 becomes half a
     # character (a surrogate), so that `_talk` refuses its record and no other.

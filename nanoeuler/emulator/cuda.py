@@ -79,7 +79,10 @@ class LocalIntegers(Local):
         return int(super().__getitem__(index))
 
     def __setitem__(self, index, value):
-        super().__setitem__(index, np.array(value).astype(self.dtype))
+        try:
+            super().__setitem__(index, value)
+        except OverflowError:  # of a plain int; arrays wrap by themselves
+            super().__setitem__(index, np.array(value).astype(self.dtype))
 
 
 def local_array(shape: int | tuple, dtype: Any) -> Local:

@@ -365,9 +365,7 @@ def window_fields(family: str, record: Mapping[str, Any], layers: int) -> dict[s
     """Our fields of the sliding window in a config.json: which layers have one, and how wide."""
     window = record["sliding_window"]
     every = family == "mistral"  # which reads no other field of its windows
-    if window is None or family == "llama":
-        return {}
-    if not every and not record.get("use_sliding_window", True):
+    if window is None or family == "llama" or not (every or record.get("use_sliding_window", True)):
         return {}
     window = _value(record, "sliding_window", int)
     kinds = None if every else record.get("layer_types")

@@ -89,7 +89,7 @@ def encode_word(
     ids = list(word)
     while len(ids) > 1:
         best = min(pairwise(ids), key=lambda pair: number.get(pair, len(number)))
-        if best not in number:  # the first is unknown, so all are
+        if best not in number:  # `best` is unknown, so all are
             break
         ids = merged(ids, best, 256 + number[best])
     return ids

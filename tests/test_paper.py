@@ -101,6 +101,34 @@ def test_blocks_have_three_axes():
     assert (out == np.arange(8) + 100 * np.arange(4)[:, None, None]).all()
 
 
+def sum_by_loops(x, out):
+    near = cuda.local.array(3, float32)
+    tile = cuda.shared.array(3, int32)
+    t = cuda.threadIdx.x
+    for i in range(3):
+        near[i] = x[i]
+    if t < 3:
+        tile[t] = t + 1
+    cuda.syncthreads()
+    total = float32(0)
+    for value in x:
+        total += value
+    for value in near:
+        total += float32(10) * value
+    for value in tile:
+        total += float32(100 * value)
+    out[t] = total
+
+
+def test_a_loop_over_an_array_takes_its_elements():
+    x, out = np.arange(1, 6, dtype=np.float32), np.zeros(40, np.float32)
+    for threads in 32, 40:
+        play(sum_by_loops, "f[1] f[1]", x, out, threads=threads)
+        assert (out[:threads] == 15 + 60 + 600).all()
+    report = fault_of("unwritten", sum_by_loops, "f[1] f[1]", x, out, threads=2)
+    assert "for value in tile" in report
+
+
 def test_a_product_with_tiles_and_its_counts():
     m, k, n = 8, 12, 16
     a, b, c = random(m, k), random(k, n), np.zeros((m, n), np.float32)
@@ -504,6 +532,11 @@ VALUES = [
     ("rsqrt.approx.f32 $0, $1;", "f", "f", (4.0,), 0.5),
     ("tanh.approx.f32 $0, $1;", "f", "f", (100.0,), 1.0),
     ("max.f32 $0, $1, $2;", "f f", "f", (float("nan"), 2.0), 2.0),
+    # zeros have an order, whichever comes first
+    ("{ .reg .f32 t; max.f32 t, $1, $2; mov.b32 $0, t; }", "f f", "r", (-0.0, 0.0), 0),
+    ("{ .reg .f32 t; max.f32 t, $1, $2; mov.b32 $0, t; }", "f f", "r", (0.0, -0.0), 0),
+    ("{ .reg .f32 t; min.f32 t, $1, $2; mov.b32 $0, t; }", "f f", "r", (-0.0, 0.0), -(2**31)),
+    ("{ .reg .f32 t; min.f32 t, $1, $2; mov.b32 $0, t; }", "f f", "r", (0.0, -0.0), -(2**31)),
     ("fma.rn.f32 $0, $1, $2, $3;", "f f f", "f", (2.0, 3.0, 1.0), 7.0),
     ("fma.rn.f32 $0, $1, $2, $3;", "f f f", "f",  # in float64 the sum would be rounded to a tie
      (13325 * 2.0**-27, 80581 * 2.0**-27, 1.0), 1 + 2.0**-23),
@@ -882,6 +915,7 @@ cp_async = ptx("cp.async.cg.shared.global [$0], [$1], 16;", "r l")
 cp_commit = ptx("cp.async.commit_group;")
 cp_wait = ptx("cp.async.wait_group 1;")
 cp_wait_all = ptx("cp.async.wait_group 0;")
+load_float = ptx("ld.shared.f32 $0, [$1];", "r", "f")
 load_two = ptx("ld.shared.v2.f32 {$0, $1}, [$2];", "r", "f f")
 
 
@@ -923,6 +957,29 @@ def test_cp_async_in_a_ring():
     with pytest.raises(Fault) as caught:
         stream("no wait", None)
     assert caught.value.kind == "race"
+
+
+@pytest.mark.parametrize("cached, size, right", [
+    ("ca", 4, True), ("ca", 8, True), ("ca", 16, True), ("ca", 2, False),
+    ("cg", 4, False), ("cg", 8, False), ("cg", 16, True),
+])  # fmt: skip
+def test_cp_async_past_the_l1_cache_takes_16_bytes_only(cached, size, right):
+    fetch = ptx(f"cp.async.{cached}.shared.global [$0], [$1], {size};", "r l")
+
+    def once(x, out):
+        t = cuda.threadIdx.x
+        base = shared_address(cuda.shared.array(0, int8))
+        fetch(base + t * 16, x + t * 16)
+        cp_commit()
+        cp_wait_all()
+        out[t] = load_two(base + t * 16)[0] if size > 4 else load_float(base + t * 16)
+
+    x, out = random(32, 4), np.zeros(32, np.float32)
+    if right:
+        play(once, "l f[1]", x, out, shared=512)
+        assert (out == x[:, 0]).all()
+    else:
+        fault_of("misuse", once, "l f[1]", x, out, shared=512, text=f"cp.async of {size}")
 
 
 def make_cluster(flaw=""):

@@ -10,6 +10,7 @@ touch an element in between, and one of them writes, that is a race, in whatever
 
 import functools
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -64,6 +65,9 @@ class Array:
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def __iter__(self) -> Iterator:
+        return map(self.__getitem__, range(len(self)))
 
     def element(self, number: int) -> str:
         """Element `number` of the array, as a kernel would write it."""

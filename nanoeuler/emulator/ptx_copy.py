@@ -265,11 +265,14 @@ class Pieces:
             fault("flight", "a thread ends with a cp.async that it never waited for")
 
 
-@op(r"cp\.async\.c[ga]\.shared(?:::cta)?\.global")
-def copy(to: int, address: int, size: int, source: int | None = None) -> None:
-    """4, 8 or 16 bytes to shared memory, while the thread goes on; zeros behind `source` bytes."""
+SIZES = {"a": (4, 8, 16), "g": (16,)}  # bytes, by cp.async.ca and .cg (PTX ISA)
+
+
+@op(r"cp\.async\.c([ag])\.shared(?:::cta)?\.global")
+def copy(cached: str, to: int, address: int, size: int, source: int | None = None) -> None:
+    """Some bytes to shared memory, while the thread goes on; zeros behind `source` bytes."""
     source = size if source is None else source
-    if size not in (4, 8, 16) or (to | address) % size or not 0 <= source <= size:
+    if size not in SIZES[cached] or (to | address) % size or not 0 <= source <= size:
         fault("misuse", f"cp.async of {source} of {size} bytes from {address:#x} to {to & LOW}")
     thread = current()
     memory, start = shared(to)

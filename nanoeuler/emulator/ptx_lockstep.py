@@ -184,9 +184,9 @@ def approximate(name: str, ftz: str | None, x: Lanes) -> Lanes:
 
 @wide(ptx_math.extreme)
 def extreme(name: str, a: Any, b: Any) -> Lanes:
-    """The larger or smaller; a nan gives way to a number."""
+    """The larger or smaller, and 0 is larger than -0; a nan gives way to a number."""
     a, b = floats(a), floats(b)
-    chosen = np.where((a >= b) == (name == "max"), a, b)
+    chosen = np.where(((a > b) | (a == b) & np.signbit(b)) == (name == "max"), a, b)
     return np.where(a != a, b, np.where(b != b, a, chosen)).view(Lanes)
 
 
@@ -425,8 +425,10 @@ def store_shared(vector: str | None, kind: str, address: Any, *given: Any) -> No
 
 
 @wide(ptx_copy.copy)
-def copy(to: Any, address: Any, size: int, source: Any = None) -> None:
-    """4, 8 or 16 bytes to shared memory, while the thread goes on."""
+def copy(cached: str, to: Any, address: Any, size: int, source: Any = None) -> None:
+    """Some bytes to shared memory, while the thread goes on."""
+    if size not in ptx_copy.SIZES[cached]:
+        raise Apart
     access, fetched = Access(to, size), Access(address, size)
     sizes = np.full(len(access.at), size) if source is None else source
     sizes = active(sizes) if isinstance(sizes, Lanes) else np.broadcast_to(sizes, len(access.at))

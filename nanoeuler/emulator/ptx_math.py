@@ -57,10 +57,10 @@ APPROXIMATE = {
 
 @op(r"(max|min)\.f32", 1)
 def extreme(name: str, a: np.float32, b: np.float32) -> np.float32:
-    """The larger or smaller; a nan gives way to a number."""
+    """The larger or smaller, and 0 is larger than -0; a nan gives way to a number."""
     if a != a or b != b:
         return b if a != a else a
-    return a if (a >= b) == (name == "max") else b
+    return a if (a > b or a == b and np.signbit(b)) == (name == "max") else b
 
 
 # By the mnemonic's first word.

@@ -4,7 +4,7 @@
 # %% sec-generation-cache
 """Generating text: readers that keep what they need of the tokens read, and the loop around them.
 
-Every architecture that the engine has code for, on the engines of a CPU. Not here: speed, and
+They run every architecture that the engine has code for, on a CPU. Not here: speed, and
 guessing ahead with the prediction heads k >= 1. `generate` uses head 0 alone, which predicts the
 next token.
 
@@ -91,7 +91,7 @@ class KeyValues:
 
 # %% sec-generation-reader
 class Reader(Protocol):
-    """What computes for a decoder: passes over the newest tokens of one text, or of several.
+    """Makes a decoder's passes over the newest tokens of one text or several.
 
     It holds keys and values for `texts` texts, each of up to `config.context` positions.
     """
@@ -221,9 +221,9 @@ def draws(
     decoder: Decoder, tokens: Sequence[int], n: int, stop: Collection[int] = (),
     **sampling: Unpack[SamplingOptions],
 ) -> Iterator[Drawn]:  # fmt: skip
-    """Read `tokens`, then yield up to `n` `Drawn`, ending before the first token in `stop`.
+    """Read `tokens`, then yield up to `n` `Drawn`, ending before a token of `stop`.
 
-    The options are those of `Sampler`. The same arguments and weights yield the same tokens.
+    The options are those of `Sampler`. Equal arguments and decoders yield equal tokens.
     UserError for a wrong option or `n` and for an empty prompt, at the call; for a wrong id as from
     `fitted`, at the first token.
     """
@@ -264,7 +264,7 @@ def generate(
     decoder: Decoder, tokens: Sequence[int], n: int, stop: Collection[int] = (),
     **sampling: Unpack[SamplingOptions],
 ) -> Iterator[int]:  # fmt: skip
-    """The ids of up to `n` new tokens after `tokens`, ending before the first in `stop`.
+    """The ids of up to `n` new tokens after `tokens`, ending before a token of `stop`.
 
     Options and errors are those of `draws`, which gives the logits, too.
     """
@@ -325,7 +325,7 @@ def text_pieces(
 
 def _characters(tokenizer, ids):
     """The text of ids, piece by piece, never half a character."""
-    # Some tokenizers drop a space that begins a text. These ids go on with a text: begins=False.
+    # Some tokenizers drop a space that begins a text. These ids continue a text: begins=False.
     stream = tokenizer.stream(begins=False)
     for token in ids:
         yield stream.feed(token)

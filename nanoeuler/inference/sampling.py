@@ -27,8 +27,8 @@ class SamplingOptions(TypedDict, total=False):
 
     temperature: float  # 0: always the most probable token
     top_k: int          # only so many of the most probable tokens stay; 0: all
-    top_p: float        # only the most probable stay, which together reach this; 1: all
-    min_p: float        # only those stay that have this share of the largest; 0: all
+    top_p: float        # the smallest set of most probable that reaches this; 1: all
+    min_p: float        # those stay with at least this share of the largest; 0: all
     repetition_penalty: float  # above 1: lowers logits of tokens already in the text; 1: no change
     seed: int           # the same seed, the same text (a `Sampler` takes several numbers, too)
 
@@ -73,7 +73,7 @@ def distribution(
     """The probabilities (V,) float64 to draw a token from, given its logits (V,).
 
     temperature 0 keeps only the most probable token; top_k 0, top_p 1 and min_p 0 leave out
-    nothing. They cut in this order, each from what the one before has left. Equation
+    nothing. Cuts come in this order, each from what the one before has left. Equation
     eq-generation-temperature. UserError as from `check`.
     """
     check(temperature, top_k, top_p, min_p)
@@ -85,8 +85,8 @@ def distribution(
     if top_k or top_p < 1:
         best = np.sort(p)[::-1][: top_k or None]
         if top_p < 1:
-            before = np.cumsum(best) - best  # the probability of all that are more probable
-            # `before < ...` is false for NaN logits, and best[-1] needs an entry.
+            before = np.cumsum(best) - best  # the probability of all that come before
+            # For NaN logits `before < ...` keeps nothing, but best[-1] needs an entry.
             best = best[~(before >= top_p * best.sum())]
         p[p < best[-1]] = 0
         equal = np.flatnonzero(p == best[-1])  # as many stay as are in `best`, smaller ids first

@@ -34,7 +34,7 @@ def integrate(step: Step, f: Velocity, x0: State, t0: float, t1: float, n: int) 
 
 # %% sec-euler-table
 class Tableau(NamedTuple):
-    """An explicit Runge-Kutta method: a[i] weighs the velocities before stage i, b all of them."""
+    """An explicit Runge-Kutta method: a[i] weighs the velocities before stage i, b weighs all."""
 
     a: tuple[tuple[float, ...], ...]
     b: tuple[float, ...]
@@ -67,7 +67,7 @@ INTEGRATORS = {
 def relative_step(x: np.ndarray, fx: np.ndarray, h: float = 1.0) -> np.ndarray:
     """By what fraction of its length a step moves the stream, h |f(x)| / |x|: eq-euler-rho.
 
-    x, fx (..., C): the stream and a layer's f of it. Returns (...), one number per vector.
+    x, fx (..., C): the stream and a layer's f(x). Returns (...), one number per vector.
     """
     assert np.shape(x) == np.shape(fx), f"the stream is {np.shape(x)} and the step {np.shape(fx)}"
     return h * np.linalg.norm(fx, axis=-1) / np.linalg.norm(x, axis=-1)

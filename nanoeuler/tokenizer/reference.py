@@ -45,9 +45,9 @@ def split_words(text: str) -> list[bytes]:
 
 # %% sec-tokenizer-incremental
 def train_incremental(words: dict[bytes, int], wanted: int) -> list[tuple[int, int]]:
-    """The first `wanted` merges of `words`: from a word, in bytes, to its count.
+    """The first `wanted` merges of `words`, which maps each word, in bytes, to its count.
 
-    Fewer if no pair is left. Equation eq-tokenizer-update.
+    There are fewer merges if no pair is left. See equation eq-tokenizer-update.
     """
     lines, times = [list(word) for word in words], list(words.values())
     counts: dict[tuple[int, int], int] = Counter()

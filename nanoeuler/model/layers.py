@@ -177,7 +177,7 @@ def layernorm(
 
 # %% sec-layers-gelu
 # GPT-2's GELU: with sqrt(2/pi), Phi and its tanh form in eq-layers-gelu have the same slope at 0.
-# The cubic coefficient makes them differ least (Hendrycks and Gimpel, 2016, section 2).
+# The cubic coefficient makes them differ little (Hendrycks and Gimpel, 2016, section 2).
 GELU_SCALE, GELU_CUBIC = (2 / np.pi) ** 0.5, 0.044715
 
 

@@ -33,7 +33,7 @@ WORD = re.compile(
     r"'(?:[sdmt]|ll|ve|re)"  # the end of an English contraction
     r"| ?[^\W\d_]+"  # letters: \w without the digits and the underscore
     r"| ?\d+"  # digits
-    r"| ?(?:[^\s\w]|_)+"  # signs: neither white space nor \w, or the underscore
+    r"| ?(?:[^\s\w]|_)+"  # signs: the underscore, or neither white space nor \w
     r"|\s+(?!\S)|\s+"  # white space, without its last character if a word follows
 )
 
@@ -61,7 +61,7 @@ def train_incremental(words: dict[bytes, int], wanted: int) -> list[tuple[int, i
     merges: list[tuple[int, int]] = []
     while heap and len(merges) < wanted:
         count, best = heapq.heappop(heap)
-        if counts[best] != -count:  # outdated and too large: back with the present count
+        if counts[best] != -count:  # outdated and too large: push the present count
             if counts[best] > 0:
                 heapq.heappush(heap, (-counts[best], best))
             continue
@@ -73,10 +73,10 @@ def train_incremental(words: dict[bytes, int], wanted: int) -> list[tuple[int, i
             lines[w] = merged(lines[w], best, new)
             for pair in pairwise(lines[w]):
                 counts[pair] += times[w]
-                if new in pair:  # never `best`, so the loop's set doesn't change
+                if new in pair:  # it's never `best`, so `places[best]` stays unchanged
                     places[pair].add(w)
                     born.add(pair)
-        for pair in born:  # all others can only have lost: their entries are large enough
+        for pair in born:  # other counts have only fallen: their entries are large enough
             heapq.heappush(heap, (-counts[pair], pair))
     return merges
 

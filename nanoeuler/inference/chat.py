@@ -36,7 +36,7 @@ class Turn(NamedTuple):
 class Memory:
     """What was said, and how much of it a model of this context sees at a question.
 
-    `turns`: all that was said; of those before the last question the model saw the newest `kept`.
+    `turns`: all of them; at the last question the model saw the newest `kept` before it.
     `system`: the message that it reads before everything else.
     """
 
@@ -44,7 +44,7 @@ class Memory:
         self.tokenizer, self.context = tokenizer, context
         self.turns: list[Turn] = []
         self.kept = 0
-        prompt(tokenizer, "")  # UserError for one that has no special tokens for a chat
+        prompt(tokenizer, "")  # UserError if it has no special tokens for a chat
         self.tell("")
 
     def tell(self, system: str) -> None:
@@ -101,7 +101,7 @@ class ChatOptions(SamplingOptions, total=False):
 
     system: str  # a message that is read before all questions
     tokens: int  # of an answer at most
-    engine: str  # as `make_reader` has it
+    engine: str  # for `make_reader`
     quantize: str  # none; int8, int4: matrices in less memory, less exact
 
 
@@ -110,7 +110,7 @@ class Chat:
 
     `sampling`: `tokens` as in `change`, and options of `generate`: temperature, top_k, top_p ...
     The same questions get the same answers for the same seed. UserError for a wrong option, seed or
-    engine, and as `Memory` has it.
+    engine, or if `Memory` raises it.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Chat:
         self.decoder.forget(len(self.decoder.tokens))
 
     def _hold(self, ids):
-        """Let the decoder hold `ids`. What it holds of their beginning is not read again."""
+        """Make the decoder hold `ids`, reading only from the first that it doesn't hold."""
         held = self.decoder.tokens
         differs = (i for i, (a, b) in enumerate(zip(held, ids, strict=False)) if a != b)
         same = next(differs, min(len(held), len(ids)))
@@ -154,10 +154,10 @@ class Chat:
             self.decoder.read(ids[same:])
 
     def reply(self, question: str) -> Iterator[str]:
-        """Yield the answer piece by piece. UserError as `Memory.sees` has it.
+        """Yield the answer piece by piece. UserError if `Memory.sees` raises it.
 
         After its last piece the answer becomes a turn. If the generator is closed before, the part
-        answered so far does.
+        so far becomes one.
         """
         before, ids = self.memory.sees(question)
         self.asked += 1

@@ -22,7 +22,7 @@ from nanoeuler.model.config import ModelConfig, count_parameters
 # What /help prints. A test checks that its commands are those of WORDS.
 HELP = """\
 /reset            forget what was said; the system message stays
-/system TEXT      what the model reads before everything else; without TEXT nothing
+/system TEXT      set what the model reads first; without TEXT, remove it
 /temperature X    how boldly it answers, 0: always the likeliest; without X it is shown
 /save FILE        write the conversation into a new file, as a line of JSON
 /help             these lines
@@ -71,9 +71,9 @@ WORDS: dict[str, Callable[[Chat, str], str]] = {
 
 
 def answers(chat: Chat, line: str) -> Iterator[str]:
-    """What is said to a line, piece by piece: an answer, or what a command of WORDS has done.
+    """The reply to a line, piece by piece: an answer, or what a command of WORDS has done.
 
-    UserError for an unknown command or one used wrongly, and as `Chat.reply` has it.
+    UserError for an unknown command or one used wrongly, or if `Chat.reply` does.
     """
     if not line.startswith("/") or line.startswith("//"):
         yield from chat.reply(line.removeprefix("/"))
@@ -103,7 +103,7 @@ def converse(
 ) -> None:
     """Answer each of `lines`, a question or a command; `show(text)` shows pieces.
 
-    stoppable: Ctrl-C ends an answer, and the conversation goes on. Else it is as everywhere.
+    stoppable: Ctrl-C ends an answer, not the conversation. Else it raises KeyboardInterrupt.
     """
     for line in filter(None, map(str.strip, lines)):
         with noticing() if stoppable else contextlib.nullcontext(threading.Event()) as pressed:
@@ -122,7 +122,7 @@ def converse(
 # %% sec-conversation-terminal
 def typed() -> Iterator[str]:
     """Lines that somebody types at the terminal, until Ctrl-D or until Ctrl-C is pressed twice."""
-    with contextlib.suppress(ImportError):  # where there is one: arrow keys, and earlier lines
+    with contextlib.suppress(ImportError):  # where readline exists: arrow keys, and earlier lines
         import readline  # noqa: F401
     mark, warned = "> " if sys.stdout.isatty() else "", False
     while True:

@@ -5,7 +5,8 @@
 """The layers of the model except attention, in NumPy, exactly as chapter 4 derives them.
 
 For float32, float64 and complex128: the type that goes in comes out, and every function is
-analytic, so that complex-step derivatives hold. Leaves out gradients and speed.
+analytic near real numbers (erf except at 6), so that complex-step derivatives hold.
+Leaves out gradients and speed.
 Letters: B batch, T positions, C channels, D head width, F MLP width, V vocabulary.
 """
 
@@ -131,7 +132,7 @@ def rope(heads: np.ndarray, n: int, cos: np.ndarray, sin: np.ndarray) -> np.ndar
 
     heads (B, T, N, D); cos, sin (T, D/2) from `rope_tables`, the rows of the T positions. Returns
     an array like `heads`, here a new one. The engines of chapter 6a may write it into `heads`, so
-    callers don't use `heads` afterwards. Equation eq-layers-rope.
+    callers mustn't use `heads` afterwards. Equation eq-layers-rope.
     """
     B, T, N, D = heads.shape
     assert cos.shape == sin.shape == (T, D // 2), f"tables {cos.shape} for heads {heads.shape}"
@@ -190,7 +191,7 @@ def gelu(u: np.ndarray) -> np.ndarray:
 
 
 # %% sec-layers-gelu-exact
-ERF_ONE = 6.0  # from here on 1 - erf is below 2.2e-17: float64 has no number between
+ERF_ONE = 6.0  # from here on 1 - erf is below 2.2e-17: float64 rounds erf to 1
 
 
 def erf(z: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ from nanoeuler.errors import UserError
 
 # The largest temperature and penalty. (So hot, all tokens of a usual model are equally likely.)
 HOTTEST = 1e30
-LEAST = 1e-30  # the least penalty: 3e38, the largest float32, / 1e-30 is 3e68, and fits a float64
+LEAST = 1e-30  # the least penalty: the largest float32, 3e38, divided by it fits a float64
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -27,8 +27,8 @@ class SamplingOptions(TypedDict, total=False):
 
     temperature: float  # 0: always the most probable token
     top_k: int          # only so many of the most probable tokens stay; 0: all
-    top_p: float        # the smallest set of most probable that reaches this; 1: all
-    min_p: float        # those stay with at least this share of the largest; 0: all
+    top_p: float        # the most probable tokens that together reach this; 1: all
+    min_p: float        # tokens with at least this share of the largest probability; 0: all
     repetition_penalty: float  # above 1: lowers logits of tokens already in the text; 1: no change
     seed: int           # the same seed, the same text (a `Sampler` takes several numbers, too)
 
@@ -73,7 +73,7 @@ def distribution(
     """The probabilities (V,) float64 to draw a token from, given its logits (V,).
 
     temperature 0 keeps only the most probable token; top_k 0, top_p 1 and min_p 0 leave out
-    nothing. Cuts come in this order, each from what the one before has left. Equation
+    nothing. Cuts come in this order, each on what the last has left. Equation
     eq-generation-temperature. UserError as from `check`.
     """
     check(temperature, top_k, top_p, min_p)

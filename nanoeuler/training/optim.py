@@ -22,10 +22,10 @@ EPS = 1e-8  # Kingma and Ba 2015, section 2: for parameters that have had no gra
 LEARNING_RATE = 4e-3  # measured: the section on settings, appendix E
 MEASURED_DIM = 128  # the width of the small preset, on which LEARNING_RATE was measured
 WEIGHT_DECAY = 0.3  # measured: the same section
-WARMUP_STEPS = 50  # measured: the same section; as far back as the second moment remembers
+WARMUP_STEPS = 50  # measured: the same section; as many steps as the second moment remembers
 CLIP_NORM = 1.0  # Brown et al. 2020 (GPT-3), appendix B
-# The gradient's norm is added up from 16 partial sums, which up to 16 processes share (chapter 14),
-# so that it's the same to the bit for any number of them.
+# The gradient's squares are added up in 16 partial sums, which up to 16 processes share (chapter
+# 14), so that the norm is the same to the bit for any number.
 PARTS = 16
 
 
@@ -56,7 +56,7 @@ def _adamw(w, dw, m, v, by):
 class AdamW:
     """The optimizer's state, two moments of each parameter's gradient as `Weights`, and its rules.
 
-    A training step calls `clip`, and then `update` if the norm is finite.
+    Call `clip` first, and then `update` only if the norm is finite.
     """
 
     peak = LEARNING_RATE  # a run's highest rate by default, for a model MEASURED_DIM wide
@@ -107,7 +107,7 @@ class AdamW:
     def squares(self, flat: np.ndarray, parts: int) -> list[float]:
         """The sums of the squares of `parts` equal parts of `flat`, in float64.
 
-        `Weights` pads each tensor to a multiple of 16 elements, so a buffer has PARTS equal parts.
+        `Weights` pads each tensor to a multiple of 16 elements, so PARTS divides its length.
         """
         return [_sum_of_squares(part) for part in flat.reshape(parts, -1)]
 

@@ -22,7 +22,7 @@ from nanoeuler.tokenizer.chat_template import end_of, messages_of, prompt, templ
 from nanoeuler.tokenizer.tokenizer import Tokenizer
 
 TEMPERATURE = 0.5  # below that of `generate`: an answer should be a likely one
-TOKENS = 1024  # of an answer at most, some 700 words: what goes on longer is probably a loop
+TOKENS = 1024  # the most per answer, some 700 words: a longer one probably loops
 
 
 class Turn(NamedTuple):
@@ -36,7 +36,7 @@ class Turn(NamedTuple):
 class Memory:
     """What was said, and how much of it a model of this context sees at a question.
 
-    `turns`: all of them; at the last question the model saw the newest `kept` before it.
+    `turns`: all; at the last question the model saw the newest `kept` of them.
     `system`: the message that it reads before everything else.
     """
 
@@ -100,7 +100,7 @@ class ChatOptions(SamplingOptions, total=False):
     """Options of `Model.chat` (appendix F): `SamplingOptions`, a system message, which reader."""
 
     system: str  # a message that is read before all questions
-    tokens: int  # of an answer at most
+    tokens: int  # the most per answer
     engine: str  # for `make_reader`
     quantize: str  # none; int8, int4: matrices in less memory, less exact
 
@@ -127,7 +127,7 @@ class Chat:
         self.decoder = Decoder(config, weights, reader)
 
     def change(self, tokens: int | None = None, **sampling: Any) -> None:
-        """Draw with these options from now on; `tokens`: of an answer at most.
+        """Draw with these options from now on; `tokens`: the most per answer.
 
         UserError, and no change, if one is wrong.
         """

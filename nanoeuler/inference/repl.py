@@ -23,7 +23,7 @@ from nanoeuler.model.config import ModelConfig, count_parameters
 HELP = """\
 /reset            forget what was said; the system message stays
 /system TEXT      set what the model reads first; without TEXT, remove it
-/temperature X    how boldly it answers, 0: always the likeliest; without X it is shown
+/temperature X    set how boldly it answers, 0: likeliest tokens only; without X, show it
 /save FILE        write the conversation into a new file, as a line of JSON
 /help             these lines
 A question that begins with / is written with two: //like this.
@@ -73,7 +73,7 @@ WORDS: dict[str, Callable[[Chat, str], str]] = {
 def answers(chat: Chat, line: str) -> Iterator[str]:
     """The reply to a line, piece by piece: an answer, or what a command of WORDS has done.
 
-    UserError for an unknown command or one used wrongly, or if `Chat.reply` does.
+    UserError for an unknown or misused command, or if `Chat.reply` raises it.
     """
     if not line.startswith("/") or line.startswith("//"):
         yield from chat.reply(line.removeprefix("/"))
@@ -82,7 +82,7 @@ def answers(chat: Chat, line: str) -> Iterator[str]:
     if word not in WORDS:
         known = " ".join(WORDS)
         raise UserError(f"expected one of {known}, got {word:.60}: "
-                        "begin a question that starts with / with //")  # fmt: skip
+                        "a question that starts with / needs //")  # fmt: skip
     yield WORDS[word](chat, rest.strip())
 
 

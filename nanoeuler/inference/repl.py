@@ -82,7 +82,7 @@ def answers(chat: Chat, line: str) -> Iterator[str]:
     if word not in WORDS:
         known = " ".join(WORDS)
         raise UserError(f"expected one of {known}, got {word:.60}: "
-                        "a question that starts with / needs //")  # fmt: skip
+                        "if it's a question, begin it with //")  # fmt: skip
     yield WORDS[word](chat, rest.strip())
 
 

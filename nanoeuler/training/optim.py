@@ -25,7 +25,7 @@ WEIGHT_DECAY = 0.3  # measured: the same section
 WARMUP_STEPS = 50  # measured: the same section; as many steps as the second moment remembers
 CLIP_NORM = 1.0  # Brown et al. 2020 (GPT-3), appendix B
 # The gradient's squares are added up in 16 partial sums, which up to 16 processes share (chapter
-# 14), so that the norm is the same to the bit for any number.
+# 14), so that the norm has the same bits for any number of them.
 PARTS = 16
 
 

@@ -2,7 +2,7 @@
 
 
 # %% sec-conversation-words
-"""A conversation line by line: questions, words for the program, answers that can be stopped.
+"""A conversation line by line: questions, commands for the program, answers that can be stopped.
 
 Leaves out the memory and the answers themselves (chat.py), and the flags of the command.
 """
@@ -89,7 +89,7 @@ def answers(chat: Chat, line: str) -> Iterator[str]:
 # %% sec-conversation-stop
 @contextlib.contextmanager
 def noticing() -> Iterator[threading.Event]:
-    """Within it, Ctrl-C does nothing but set the event that it yields. In the main thread only."""
+    """Within it, Ctrl-C only sets the event that this yields. In the main thread only."""
     pressed = threading.Event()
     before = signal.signal(signal.SIGINT, lambda *_: pressed.set())
     try:

@@ -33,7 +33,7 @@ WORD = re.compile(
     r"'(?:[sdmt]|ll|ve|re)"  # the end of an English contraction
     r"| ?[^\W\d_]+"  # letters: \w without the digits and the underscore
     r"| ?\d+"  # digits
-    r"| ?(?:[^\s\w]|_)+"  # signs: the underscore, or neither white space nor \w
+    r"| ?(?:[^\s\w]|_)+"  # signs: all but white space and \w, plus _
     r"|\s+(?!\S)|\s+"  # white space, without its last character if a word follows
 )
 

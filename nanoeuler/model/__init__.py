@@ -7,7 +7,7 @@
 (low-rank adapters), and depth (a model with finer or coarser steps, or another integrator).
 
 No library but NumPy is used here. The engines decide how fast these operations run, and on
-which device. The model knows no engine, only what all of them have in common, `engines.interface`.
+which device. The model imports no engine, only what all have in common, `engines.interface`.
 
 May import: errors, engines.interface.
 """

@@ -2,7 +2,7 @@
 
 
 # %% sec-generation-cache
-"""Generating text: readers that keep what they need of the tokens read, and the loop around them.
+"""Generating text: readers, which keep keys and values of tokens read, and the loop around them.
 
 They run every architecture that the engine has code for, on a CPU. Not here: speed, and
 guessing ahead with the prediction heads k >= 1. `generate` uses head 0 alone, which predicts the
@@ -234,7 +234,7 @@ def draws(
 
 
 def check_count(what: str, n: int) -> None:
-    """UserError, which says `what` is wrong, unless n is a whole number of at least 0."""
+    """UserError about `what`, unless n is a whole number of at least 0."""
     if not (isinstance(n, Integral) and n >= 0):
         raise UserError(
             f"expected {what} to be a whole number of at least 0, got {n!r:.60}: choose another"
@@ -307,7 +307,7 @@ def text_pieces(
 ) -> Iterator[str]:
     """Yield the text of token ids as soon as it is whole: a character may take several tokens.
 
-    It ends before the string of `stop` that is complete first. What may begin one is held back.
+    It ends before the string of `stop` that is complete first. A possible beginning is held back.
     """
     held, strings = "", [StopString(each) for each in stop]
     for piece in _characters(tokenizer, ids):

@@ -17,7 +17,7 @@ import numpy as np
 
 from nanoeuler.errors import UserError
 
-# The largest temperature and penalty. (So hot, all tokens of a usual model are equally likely.)
+# The largest temperature and penalty. (There, all tokens of a usual model are equally likely.)
 HOTTEST = 1e30
 LEAST = 1e-30  # the least penalty: the largest float32, 3e38, divided by it fits a float64
 
@@ -30,7 +30,7 @@ class SamplingOptions(TypedDict, total=False):
     top_p: float        # the most probable tokens that together reach this; 1: all
     min_p: float        # tokens with at least this share of the largest probability; 0: all
     repetition_penalty: float  # above 1: lowers logits of tokens already in the text; 1: no change
-    seed: int           # the same seed, the same text (a `Sampler` takes several numbers, too)
+    seed: int           # the same seed, the same text (for a `Sampler` also several numbers)
 
 
 def _is(value, kind, good):
@@ -53,9 +53,9 @@ def check(
         ("top_k", top_k, _is(top_k, Integral, lambda x: x >= 0),
          "a whole number of at least 0, where 0 leaves out nothing"),
         ("top_p", top_p, _is(top_p, Real, lambda x: 0 < x <= 1),
-         "a number above 0 and at most 1, which leaves out nothing"),
+         "a number above 0 and at most 1 (1: all stay)"),
         ("min_p", min_p, _is(min_p, Real, lambda x: 0 <= x <= 1),
-         "a number from 0, which leaves out nothing, to 1"),
+         "a number from 0 (0: all stay) to 1"),
         ("repetition_penalty", repetition_penalty,
          _is(repetition_penalty, Real, lambda x: LEAST <= x <= HOTTEST),
          f"a number from {LEAST:g} to {HOTTEST:g}, of which 1 changes nothing"),
@@ -86,7 +86,7 @@ def distribution(
         best = np.sort(p)[::-1][: top_k or None]
         if top_p < 1:
             before = np.cumsum(best) - best  # the probability of all that come before
-            # For NaN logits `before < ...` keeps nothing, but best[-1] needs an entry.
+            # Not `before < ...`: for NaN logits that's empty, and best[-1] would fail.
             best = best[~(before >= top_p * best.sum())]
         p[p < best[-1]] = 0
         equal = np.flatnonzero(p == best[-1])  # as many stay as are in `best`, smaller ids first

@@ -85,11 +85,11 @@ def train_incremental(words: dict[bytes, int], wanted: int) -> list[tuple[int, i
 def encode_word(
     word: bytes | list[int], number: dict[tuple[int, int], int]
 ) -> list[int]:
-    """The ids of one word, given as bytes or as their ids; `number`: each known pair's merge m."""
+    """The ids of one word (its bytes, or their ids); `number`: each known pair's merge m."""
     ids = list(word)
     while len(ids) > 1:
         best = min(pairwise(ids), key=lambda pair: number.get(pair, len(number)))
-        if best not in number:  # `best` is unknown, so all are
+        if best not in number:  # no pair here has a merge
             break
         ids = merged(ids, best, 256 + number[best])
     return ids

@@ -223,8 +223,8 @@ def draws(
 ) -> Iterator[Drawn]:  # fmt: skip
     """Read `tokens`, then yield up to `n` `Drawn`, ending before a token of `stop`.
 
-    The last token is not read. The options are those of `Sampler`. Equal arguments and decoders
-    yield equal tokens.
+    The last token drawn is not read. The options are those of `Sampler`. Equal arguments and
+    decoders yield equal tokens.
     UserError for a wrong option or `n` and for an empty prompt, at the call; for a wrong id as from
     `fitted`, at the first token.
     """

@@ -17,7 +17,7 @@ import numpy as np
 
 from nanoeuler.errors import UserError
 
-# The largest temperature and penalty. (There, all tokens of a usual model are equally likely.)
+# The largest temperature and penalty. (So hot, a usual model's tokens are equally likely.)
 HOTTEST = 1e30
 LEAST = 1e-30  # the least penalty: the largest float32, 3e38, divided by it fits a float64
 

@@ -5,7 +5,7 @@
 """The layers of the model except attention, in NumPy, exactly as chapter 4 derives them.
 
 For float32, float64 and complex128: the type that goes in comes out, and every function is
-analytic near real numbers (erf except at 6), so that complex-step derivatives hold.
+analytic near real numbers (erf except at 6 and -6), so that complex-step derivatives hold.
 Leaves out gradients and speed.
 Letters: B batch, T positions, C channels, D head width, F MLP width, V vocabulary.
 """

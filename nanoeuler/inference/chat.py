@@ -36,7 +36,7 @@ class Turn(NamedTuple):
 class Memory:
     """What was said, and how much of it a model of this context sees at a question.
 
-    `turns`: all; at the last question the model saw the newest `kept` of them.
+    `turns`: all; of those before the last question the model saw the newest `kept`.
     `system`: the message that it reads before everything else.
     """
 

@@ -224,9 +224,8 @@ def draws(
     """Read `tokens`, then yield up to `n` `Drawn`, ending before a token of `stop`.
 
     The last token drawn is not read. The options are those of `Sampler`. Equal arguments and
-    decoders yield equal tokens.
-    UserError for a wrong option or `n` and for an empty prompt, at the call; for a wrong id as from
-    `fitted`, at the first token.
+    decoders yield equal tokens. UserError for a wrong option or `n` and for an empty prompt, at the
+    call; for a wrong id as from `fitted`, at the first token.
     """
     sampler = Sampler(**sampling)
     check_length(n, tokens)

@@ -71,7 +71,7 @@ class Engine(ABC):
 
     supports: Supports  # the switches that this engine has code for; the others are refused
     forward_only: bool = False  # whether no backward pass follows: then layers keep nothing for it
-    recompute: bool = False  # whether that runs each layer again, of which only x is kept
+    recompute: bool = False  # whether the backward pass runs each layer again, from x alone
 
     def attend(
         self, config: ModelConfig, b: Block, n: Array, start: int = 0, cache: Cache | None = None,

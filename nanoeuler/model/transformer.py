@@ -55,7 +55,7 @@ def layer(
 ) -> tuple[Array, Terms, tuple]:  # fmt: skip
     """The two steps of a layer: where the second began, what is pending after it, their stages.
 
-    again: for the stages alone. The last term, which nobody reads then, is left out.
+    again: only the stages are wanted, so the last term isn't computed.
     """
     last = len(INTEGRATORS[config.integrator].b) - 1
 

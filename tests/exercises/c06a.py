@@ -15,7 +15,7 @@ CHAPTER = "06a-engines"
 
 
 def hear_queries(heads, n_kv, start):
-    """As the chapter has it: a cache's answer that is none."""
+    """As the chapter has it: stand in for a cache's attention, return the queries."""
     return heads[:, :, : -2 * n_kv].reshape(*heads.shape[:2], -1)
 
 

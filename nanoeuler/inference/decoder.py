@@ -84,7 +84,7 @@ class KeyValues:
         self.keys[:, new] = heads[0, :, H : H + n_kv].swapaxes(0, 1)
         self.values[:, new] = heads[0, :, H + n_kv :].swapaxes(0, 1)
         first = self.first[new]
-        held = slice(first[0], new.stop)  # `first` never decreases: nobody sees older keys
+        held = slice(first[0], new.stop)  # `first` never decreases: no query sees earlier ones
         seen = self.keys[:, held], self.values[:, held], first - first[0]
         return newest_attention(heads[0, :, :H], *seen)[None]
 
@@ -174,7 +174,7 @@ def fitted(config: ModelConfig, held: list[int], new: Sequence[int]) -> tuple[li
 class Decoder:
     """One text that grows, and the logits after it. `tokens` lists what is held of the text.
 
-    `reader` computes; without one it is the reference engine's.
+    `reader` computes, by default with the reference engine.
     """
 
     def __init__(self, config: ModelConfig, weights: Weights, reader: Reader | None = None):
@@ -191,7 +191,7 @@ class Decoder:
     def look(self, tokens: Sequence[int], rows: int = 1, heads: int = 1) -> np.ndarray:
         """Read token ids; return logits (rows, heads, V).
 
-        Those of `heads` predictions after each of the last `rows` tokens. `fitted` says what
+        Logits of `heads` predictions after each of the last `rows` tokens. `fitted` says what
         happens if the tokens do not fit, and which errors come.
         """
         new, start = fitted(self.config, self.tokens, tokens)
@@ -294,7 +294,7 @@ class StopString:
         self.matched = 0
 
     def feed(self, character: str) -> bool:
-        """Read the next character of the text; whether the string is complete with it."""
+        """Read the next character of the text; return whether it completes the string."""
         while self.matched and self.text[self.matched] != character:
             self.matched = self.shorter[self.matched]
         self.matched += self.text[self.matched] == character
@@ -312,7 +312,7 @@ def text_pieces(
     for piece in _characters(tokenizer, ids):
         for character in piece:
             held += character
-            # every string reads the character; the lengths of those that are complete with it
+            # feed the character to every string; the lengths of those that it completes
             complete = [string.matched for string in strings if string.feed(character)]
             if complete:
                 yield held[: len(held) - max(complete)]  # the longest began first

@@ -17,7 +17,7 @@ import numpy as np
 
 from nanoeuler.errors import UserError
 
-# The largest temperature and penalty. (So hot, a usual model's tokens are equally likely.)
+# The largest temperature and penalty. (At this temperature all tokens are equally likely.)
 HOTTEST = 1e30
 LEAST = 1e-30  # the least penalty: the largest float32, 3e38, divided by it fits a float64
 
@@ -73,14 +73,14 @@ def distribution(
     """The probabilities (V,) float64 to draw a token from, given its logits (V,).
 
     temperature 0 keeps only the most probable token; top_k 0, top_p 1 and min_p 0 leave out
-    nothing. Cuts come in this order, each on what the last has left. Equation
+    nothing. Cuts come in this order, each on what the previous left. Equation
     eq-generation-temperature. UserError as from `check`.
     """
     check(temperature, top_k, top_p, min_p)
     z = np.asarray(logits, dtype=np.float64)
     if temperature == 0:
         return np.eye(1, z.size, np.argmax(z))[0]  # 1 at the largest, 0 elsewhere
-    with np.errstate(over="ignore"):  # to -inf, of which the exponential is 0
+    with np.errstate(over="ignore"):  # overflow gives -inf, whose exponential is 0
         p = np.exp((z - z.max()) / temperature)  # not scaled yet: the largest is e^0 = 1
     if top_k or top_p < 1:
         best = np.sort(p)[::-1][: top_k or None]
@@ -89,7 +89,7 @@ def distribution(
             # Not `before < ...`: for NaN logits that's empty, and best[-1] would fail.
             best = best[~(before >= top_p * best.sum())]
         p[p < best[-1]] = 0
-        equal = np.flatnonzero(p == best[-1])  # as many stay as are in `best`, smaller ids first
+        equal = np.flatnonzero(p == best[-1])  # keep as many as `best` has, smaller ids first
         p[equal[np.count_nonzero(best == best[-1]) :]] = 0
     if min_p:
         p[p < min_p] = 0

@@ -47,7 +47,7 @@ class Stage(NamedTuple):
         return settings is None or known[-1][0] >= settings.steps
 
     def words(self) -> list[str]:
-        """What one would type after `nanoeuler`; the stages before it must have ended."""
+        """What one would type after `nanoeuler`; all earlier stages must have ended."""
         from nanoeuler.training.best import chosen
 
         words = [self.name, *self.flags]
@@ -102,9 +102,9 @@ def stages(
     if size.prefer is not None:
         runs.append(Stage("prefer", ["--data", comparisons, *as_flags(size.prefer)], last, chat))
     how = as_flags({name: value for name, value in shared.items() if name == "engine"})
-    # train keeps a file in base/data, and eval judges the held-out part of that. An imported base
-    # has no base/data, though its stage has ended. It never read the text, so eval judges all of
-    # that.
+    # If data is a file, train keeps its tokens in base/data, and eval judges the held-out part of
+    # them. An imported base has ended without base/data, and has never read the text, so eval
+    # judges all of it.
     own = base / "data"
     kept = own.is_dir() or not runs[0].ended()
     text = str(own) if Path(data).is_file() and kept else data
@@ -170,7 +170,7 @@ def summary(stages: list[Stage], size: Size, engine: str, ranks: int) -> str:
 
 
 def made(out: Path) -> str:
-    """The size of an ended run, which may be another than this call's."""
+    """The size of an ended run, which may differ from this call's."""
     from nanoeuler.model.config import count_parameters
     from nanoeuler.training.checkpoint import read_record
     from nanoeuler.training.folder import checkpoints
@@ -244,4 +244,4 @@ def run_pipeline(
 
     run_stages(every, run)
     last = [stage.out for stage in every if stage.out][-1]
-    tell(f"\nit is there; next: nanoeuler chat --from {last}, or nanoeuler serve --from {last}")
+    tell(f"\ndone; next: nanoeuler chat --from {last}, or nanoeuler serve --from {last}")

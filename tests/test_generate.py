@@ -455,7 +455,7 @@ def test_texts_together_are_the_texts_alone(kind):
         decoder = Decoder(config, weights, kind(config, weights))
         assert text == list(generate(decoder, prompt, 25, seed=(8, i), **sampling))
     assert {len(text) for text in together} != {25}  # some met a stop token
-    with pytest.raises(UserError, match="at most 1 prompts, as the reader holds, got 4"):
+    with pytest.raises(UserError, match="at most 1 prompts, as many as the reader holds, got 4"):
         generate_together(kind(config, weights), prompts, 3)
     with pytest.raises(UserError, match="at least one token"):
         generate_together(kind(config, weights, texts=2), [[1], []], 3)

@@ -113,7 +113,7 @@ class Reader(Protocol):
 class EngineReader:
     """A `Reader` that runs an engine's forward pass text by text; by default the reference's.
 
-    Weights in float32 or float64, as the engine takes them. `caches[text][layer][stage]` are the
+    Weights are float32 or float64, whichever the engine takes. `caches[text][layer][stage]` are the
     `KeyValues` of each call of attention.
     """
 
@@ -134,7 +134,7 @@ class EngineReader:
         """Logits (B, rows, heads, V) after the last `rows` of the new ids of each of B texts.
 
         pieces: each text's new ids; where it has none, logits are zero. starts: the position
-        of the first id of each piece. heads: for how many predicted tokens logits are made.
+        of the first id of each piece. heads: how many prediction heads to use.
         """
         V = self.config.vocab_size
         output = output_matrix(self.config, self.weights)[:, : heads * V]
@@ -172,7 +172,7 @@ def fitted(config: ModelConfig, held: list[int], new: Sequence[int]) -> tuple[li
 
 
 class Decoder:
-    """One text that grows, and the logits after it. `tokens` lists what is held of the text.
+    """One text that grows. Reading returns the logits after it. `tokens` lists what is held.
 
     `reader` computes, by default with the reference engine.
     """
@@ -200,13 +200,13 @@ class Decoder:
         return logits
 
     def forget(self, n: int) -> None:
-        """Take back the newest n of the tokens held: the next are read in their place."""
+        """Take back the newest n tokens held: the next ones are read in their place."""
         self.tokens = self.tokens[: len(self.tokens) - n]
 
 
 # %% sec-generation-generate
 class Drawn(NamedTuple):
-    """A token that was drawn, and the logits (V,), valid until you ask for the next token."""
+    """A drawn token and the logits (V,) before it; they stay valid until the next token."""
 
     token: int
     logits: np.ndarray
@@ -224,8 +224,8 @@ def draws(
     """Read `tokens`, then yield up to `n` `Drawn`, ending before a token of `stop`.
 
     The last token drawn is not read. The options are those of `Sampler`. Equal arguments and
-    decoders yield equal tokens. UserError for a wrong option or `n` and for an empty prompt, at the
-    call; for a wrong id as from `fitted`, at the first token.
+    decoders yield equal tokens. A wrong option or `n` and an empty prompt raise UserError at the
+    call, a wrong id (as from `fitted`) at the first token.
     """
     sampler = Sampler(**sampling)
     check_length(n, tokens)
@@ -339,12 +339,12 @@ def generate_together(
     """Up to `n` new ids after each of several prompts; one pass reads a piece of every text.
 
     Text i is drawn by a `Sampler` with `seed=(seed, i)`. UserError as from `generate`, and for more
-    prompts than the reader holds texts.
+    prompts than `reader.texts`.
     """
     if len(prompts) > reader.texts:
         raise UserError(
-            f"expected at most {reader.texts} prompts, as the reader holds, got {len(prompts)}: "
-            "make a reader for more texts"
+            f"expected at most {reader.texts} prompts, as many as the reader holds, got "
+            f"{len(prompts)}: make a reader for more texts"
         )
     seed = sampling.pop("seed", 0)
     seeds = tuple(seed) if isinstance(seed, list | tuple) else (seed,)

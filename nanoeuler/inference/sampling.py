@@ -30,7 +30,7 @@ class SamplingOptions(TypedDict, total=False):
     top_p: float        # the most probable tokens that together reach this; 1: all
     min_p: float        # tokens with at least this share of the largest probability; 0: all
     repetition_penalty: float  # above 1: lowers logits of tokens already in the text; 1: no change
-    seed: int           # the same seed, the same text (for a `Sampler` also several numbers)
+    seed: int           # equal seeds, equal texts (a `Sampler` takes several numbers, too)
 
 
 def _is(value, kind, good):

@@ -72,7 +72,7 @@ class ModelConfig:
     mlp: str = "swiglu"  # or gelu, gelu_exact, relu2
     bias: bool = False  # whether a block's linear maps and LayerNorm add one
     tied: bool = False  # whether the output matrix is the embedding, transposed
-    integrator: str = "euler"  # how a layer's f becomes a step of the stream: INTEGRATORS
+    integrator: str = "euler"  # how attention or MLP becomes a step of the stream: INTEGRATORS
     step_size: float = 1.0  # h of that step
     repeat: int = 1  # how many layers in a row share the weights of one block
     sliding_window: int = 0  # how many keys a query sees, its own and those before it; 0: all
@@ -196,8 +196,8 @@ Supports = Mapping[str, Sequence[Any]]  # switch -> the values that a program ha
 def require(config: ModelConfig, supports: Supports, who: str) -> None:
     """UserError unless the program called `who` has code for all switches of CHOICES in `config`.
 
-    A switch that `supports` doesn't name may only have its default. Of a number, and of the pattern
-    of windows, any value but the default in `supports` stands for all.
+    A switch that `supports` doesn't name may only have its default. For numbers
+    and for the pattern of windows, one non-default value in `supports` stands for every value.
     """
     for name, values in CHOICES.items():
         value, known = getattr(config, name), supports.get(name, values[:1])
@@ -294,8 +294,8 @@ def first_keys(
 ) -> np.ndarray | None:
     """The first key that each of T queries sees, (T,) or (B, T) int; None: key 0.
 
-    first (B, T) or (T,) int, if given: where the texts of the positions begin. Of a config with a
-    pattern of windows ask for each layer's own, `config.in_layer(i)`. Equation eq-attention-window.
+    first (B, T) or (T,) int, if given: where the texts of the positions begin. With a pattern
+    of windows, pass each layer's own config, `config.in_layer(i)`. Equation eq-attention-window.
     """
     assert config.window_pattern == "S", "the first keys of which layer?"
     window = config.sliding_window

@@ -74,7 +74,7 @@ class AdamW:
         self, weights: Weights, gradients: Weights, lr: float, number: int,
         part: slice = slice(None),
     ) -> None:  # fmt: skip
-        """Take training step `number`, counted from 1: change `weights`, or only `flat[part]`.
+        """Take training step `number`, from 1: change `weights`, or only `weights.flat[part]`.
 
         Of several processes (chapter 14) each changes its own part.
 
@@ -107,7 +107,7 @@ class AdamW:
     def squares(self, flat: np.ndarray, parts: int) -> list[float]:
         """The sums of the squares of `parts` equal parts of `flat`, in float64.
 
-        `Weights` pads each tensor to a multiple of 16 elements, so PARTS divides its length.
+        `Weights` pads each tensor to a multiple of 16 elements, so PARTS divides `flat.size`.
         """
         return [_sum_of_squares(part) for part in flat.reshape(parts, -1)]
 

@@ -54,10 +54,10 @@ class Link(Protocol):
 class Exchange:
     """Work of a list that all ranks do together, beside what follows.
 
-    kind: "reduce-scatter" of args (from, to) or "all-gather" of such pairs in a row: the
-    longer is R times the shorter, which may be a part of it, as in NCCL; "hand over" of
-    (from, to), in which to is what the R - 1 others have for this rank, in their order; or
-    "broadcast" of pairs of equal size, each from one of the ranks `roots`, whose from alone counts.
+    kind: "reduce-scatter" of args (from, to), or "all-gather" of one or more such pairs: the
+    longer is R times the shorter and may contain it, as in NCCL; "hand over" of (from, to),
+    where to receives what the R - 1 others have for this rank, in their order; or "broadcast"
+    of pairs of equal size: only the from of each one's rank in `roots` counts.
     """
 
     kind: str
@@ -173,7 +173,7 @@ class RankBuilder(ProgramBuilder):
 class RankStepBuilder(RankBuilder):
     """Records a training step over ranks, with its exchanges and joins.
 
-    when: buckets travel, once they are complete: beside the next backward of attention, at once, or
+    when: complete buckets travel beside the next backward of attention, at once, or
     after the backward pass. matrices: what records the step of those that aren't AdamW's (muon.py).
     """
 

@@ -18,7 +18,7 @@ from nanoeuler.engines.gpu.host.device import Device, check
 from nanoeuler.engines.gpu.ranks.exchange import Exchange
 from nanoeuler.engines.ranks.group import Group
 
-FIRST = 1 << 18  # float32 of a rank in the first exchange: 1 MiB: NCCL's way for large messages
+FIRST = 1 << 18  # float32 of a rank in `warm_up`: 1 MiB, to open NCCL's way for large messages
 
 
 class Nccl:

@@ -46,7 +46,7 @@ from nanoeuler.model.weights import Weights
 class CudaRankStepper(Dealt, CudaStepper):
     """Training steps of one model on several devices; this rank's is `device`.
 
-    when: gradients travel, as `RankStepBuilder` has it. least: bytes of a bucket. gatherings: a
+    when: as `RankStepBuilder` has it. least: bytes of a bucket. gatherings: a
     graph for each memory, see `gathering`.
     """
 
@@ -68,7 +68,7 @@ class CudaRankStepper(Dealt, CudaStepper):
         self.memories[GRADIENTS] = device.array(np.zeros(self.sharing.length, np.float32))
 
     def gathering(self, name: str) -> Any:
-        """A graph that gathers a memory's shards (or the gradients') to the gradients;
+        """A graph that gathers a memory's shards (or gradients' parts) into the gradients;
         made when first asked for."""
         if name not in self.gatherings:
             ends = []

@@ -17,7 +17,7 @@ import numpy as np
 
 from nanoeuler.errors import UserError
 
-# The largest temperature and penalty. (At this temperature all tokens are equally likely.)
+# The largest temperature and penalty. (At this temperature usual logits give equal probabilities.)
 HOTTEST = 1e30
 LEAST = 1e-30  # the least penalty: the largest float32, 3e38, divided by it fits a float64
 
